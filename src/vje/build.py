@@ -1,0 +1,319 @@
+"""From a config to objects: the only place that knows both."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vje.config import AugmentConfig, Config, DataConfig
+from vje.data.augment import Augmentation
+from vje.data.batches import evaluation_batches
+from vje.data.registry import open_data
+from vje.data.resident import Resident, channel_statistics, load_resident
+from vje.data.sources import ArraySource, ImageSource
+from vje.data.splits import Splits, apply_split, prepare_splits
+from vje.errors import UserError
+from vje.evaluation.rank import effective_rank_of_gram
+from vje.methods.vje import VJE
+from vje.models import load, start_from
+from vje.networks.encoders import build_encoder
+from vje.preprocessing import Preprocessing
+from vje.runs import RunFolder
+from vje.training.alarms import CollapseWatch
+from vje.training.batches import ResidentBatches, StreamBatches
+from vje.training.distributed import World
+from vje.training.loop import Callback, EpochBatches, Loop
+from vje.training.optimizer import sgd
+from vje.training.schedules import cosine_to_one, warmup_cosine
+from vje.training.step import StepOptions, TrainStep, Views
+
+FOLDER_BYTES = 2 * 2**30
+"""Folders that decode to more than this are streamed."""
+
+COMPILE_STEPS = 2000
+"""Runs of fewer steps do not win back the time that compiling takes."""
+
+STATISTICS_SAMPLE = 2048
+
+
+def resolve_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device a config asks for, with an error if it is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no CUDA GPU is usable here; use --device cpu, or auto.")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise UserError("--device mps: Apple's Metal is not usable here; use --device cpu, or auto.")
+    return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
+
+
+def set_determinism(deterministic: bool) -> None:
+    """Choose between the fastest algorithms and repeatable ones."""
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.allow_tf32 = False  # float32 means float32; training uses bfloat16 where that will do
+
+
+# Data
+
+
+@dataclass(frozen=True)
+class Data:
+    """The images of a run, ready to train on.
+
+    Attributes:
+        splits: training, test and k-NN bank.
+        preprocessing: how they are fed.
+        resident: the training images decoded; None if they are streamed.
+    """
+
+    splits: Splits
+    preprocessing: Preprocessing
+    resident: Resident | None
+
+    def record(self) -> dict[str, Any]:
+        """What the run folder keeps about it."""
+        skipped = [] if self.resident is None else self.resident.skipped
+        return {
+            "train_images": len(self.splits.train) - len(skipped),
+            "test_images": len(self.splits.test),
+            "labels": self.splits.bank.labels is not None,
+            "fingerprint": self.splits.train.fingerprint(),
+            "skipped": [list(item) for item in skipped],
+            "held_out": self.splits.held_out_names,
+        }
+
+
+def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
+    """Open and split the data, decide whether to keep it in memory, and measure it.
+
+    Args:
+        config: of the run.
+        recorded: the ``data.json`` of the run that is being resumed; its split is used again.
+    """
+    splits = open_splits(config.data, config.run.seed, recorded)
+    train, settings = splits.train, config.data
+    channels = settings.channels or train.channels
+    resize = settings.resize or settings.size
+    resident = None
+    if _is_resident(train, settings, channels):
+        storage = _storage_size(train, settings)
+        resident = load_resident(train, storage, storage, channels, settings.workers)
+        statistics = channel_statistics(resident.images)
+    else:
+        statistics = channel_statistics(_sample(train, resize, settings.size, channels))
+    mean, std = ([round(float(x), 4) for x in values] for values in statistics)
+    std = [max(x, 1e-3) for x in std]
+    data = Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident)
+    if recorded is not None and recorded["fingerprint"] != train.fingerprint():
+        raise UserError(
+            f"the images of {settings.data} are not those the run was started with, so it cannot be resumed exactly: "
+            "put the original files back, or start a new run."
+        )
+    return data
+
+
+def open_splits(settings: DataConfig, seed: int, recorded: dict[str, Any] | None = None) -> Splits:
+    """The training, test and bank images of a run; those held out stay held out."""
+    raw = open_data(settings.data, settings.data_dir, settings.labels)
+    if recorded is None:
+        return prepare_splits(raw, seed, settings.held_out)
+    return apply_split(raw, recorded["held_out"])
+
+
+def _is_resident(source: ImageSource, settings: DataConfig, channels: int) -> bool:
+    if settings.resident != "auto":
+        return settings.resident == "always"
+    if isinstance(source, ArraySource):
+        return True
+    return len(source) * channels * _storage_size(source, settings) ** 2 <= FOLDER_BYTES
+
+
+def _storage_size(source: ImageSource, settings: DataConfig) -> int:
+    """Side at which images are kept: their own if they are all alike, else a little more than the encoder sees."""
+    if source.uniform_shape is not None:
+        return min(source.uniform_shape)
+    return settings.resize or round(settings.size * 8 / 7)
+
+
+def _sample(source: ImageSource, size: int, crop: int, channels: int) -> Tensor:
+    """Some images, evenly spaced, to measure mean and standard deviation on."""
+    few = source.subset(np.linspace(0, len(source) - 1, min(STATISTICS_SAMPLE, len(source))).astype(int))
+    prepare = Preprocessing(size, crop, channels, [0.0] * channels, [1.0] * channels)
+    images = [batch.images for batch in evaluation_batches(few, prepare, 256)]
+    if not sum(map(len, images)):
+        raise UserError(f"none of {len(few)} images tried from {source.name} could be read.")
+    return torch.cat(images)
+
+
+# Model
+
+
+def build_augmentations(settings: AugmentConfig, size: int) -> list[Augmentation]:
+    """One augmentation a view."""
+    kernel = settings.blur_kernel or max(3, round(0.1 * size) // 2 * 2 + 1)
+    return [
+        Augmentation(
+            size=size,
+            area=settings.crop_area,
+            ratio=settings.crop_ratio,
+            flip=settings.flip,
+            jitter=settings.jitter,
+            brightness=settings.brightness,
+            contrast=settings.contrast,
+            saturation=settings.saturation,
+            hue=settings.hue,
+            grayscale=settings.grayscale,
+            blur=blur,
+            blur_sigma=settings.blur_sigma,
+            blur_kernel=kernel,
+            solarize=solarize,
+        )
+        for blur, solarize in zip(settings.blur, settings.solarize, strict=True)
+    ]
+
+
+def build_method(config: Config, preprocessing: Preprocessing) -> VJE:
+    """The model a config describes, with its initial weights."""
+    settings, init = config.encoder, config.encoder.init
+    from_model = init is not None and Path(init).exists()
+    encoder = build_encoder(
+        settings.encoder if init is None or from_model else init,
+        channels=preprocessing.channels,
+        small_images=settings.small_images,
+        normalization=settings.normalization,
+        image_size=config.data.size,
+        pretrained=init is not None and not from_model,
+    )
+    options = {name: value for name, value in vars(config.vje).items() if name != "target_momentum"}
+    model = VJE(encoder, **options, preprocessing=preprocessing)
+    if init is not None and from_model:
+        start_from(model, load(init))
+    return model
+
+
+# Training
+
+
+def scaled_warmup(epochs: int, warmup: float) -> float:
+    """Warm-up epochs, cut to a tenth of the run where they would fill more than half of it.
+
+    >>> scaled_warmup(200, 10.0), scaled_warmup(5, 10.0)
+    (10.0, 0.5)
+    """
+    return epochs / 10 if warmup > epochs / 2 else warmup
+
+
+def build_loop(
+    config: Config,
+    data: Data,
+    device: torch.device,
+    world: World,
+    run: RunFolder | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Loop:
+    """Everything a config describes, ready to train."""
+    torch.manual_seed(config.run.seed)
+    method = build_method(config, data.preprocessing).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.run.sync_batch_norm and world.size > 1:
+        method = nn.SyncBatchNorm.convert_sync_batchnorm(method)
+    settings = config.optimizer
+    share = world.share(settings.batch)
+    batches = _build_batches(config, data, device, world, share)
+    steps = settings.epochs * batches.steps_per_epoch
+    warmup = round(scaled_warmup(settings.epochs, settings.warmup_epochs) * batches.steps_per_epoch)
+    rates = warmup_cosine(settings.lr, steps, warmup).to(device)
+    step = TrainStep(
+        method=method,
+        optimizer=sgd(method, torch.tensor(settings.lr, device=device), settings.sgd_momentum, settings.weight_decay),
+        batches=batches,
+        views=Views(build_augmentations(config.augment, config.data.size), data.preprocessing),
+        learning_rates=rates,
+        momenta=cosine_to_one(config.vje.target_momentum, steps).to(device),
+        seed=config.run.seed,
+        options=step_options(config, device, world, share, steps),
+        wrapped=DistributedDataParallel(method) if world.size > 1 else None,
+    )
+    return Loop(
+        step=step,
+        batches=batches,
+        epochs=settings.epochs,
+        world=world,
+        watch=CollapseWatch(method.encoder.dim, _chance(data.splits.test), patience=_patience(config)),
+        rank_of=effective_rank_of_gram,
+        run=run,
+        callbacks=callbacks,
+        global_batch=settings.batch,
+        check_every=25 if device.type == "cuda" and data.resident is not None else 1,
+        checkpoint_epochs=config.run.checkpoint_epochs,
+        checkpoint_seconds=config.run.checkpoint_seconds,
+    )
+
+
+def step_options(config: Config, device: torch.device, world: World, share: int, steps: int) -> StepOptions:
+    """How steps are carried out on this device."""
+    gpu = device.type == "cuda"
+    compiled = {"on": True, "off": False, "auto": gpu and steps >= COMPILE_STEPS}[config.run.compile]
+    captured = {"on": True, "off": False, "auto": gpu and compiled and world.size == 1}[config.run.graph]
+    if captured and (not gpu or world.size > 1):
+        raise UserError("--graph on: a step can be captured on one GPU only; leave it at auto.")
+    if share % config.optimizer.accumulate:
+        raise UserError(
+            f"--accumulate {config.optimizer.accumulate} does not divide the {share} images of each process."
+        )
+    return StepOptions(
+        batch=share,
+        first_position=world.rank * share,
+        accumulate=config.optimizer.accumulate,
+        clip_norm=config.optimizer.clip_norm,
+        autocast={"float32": False, "bfloat16": True, "auto": gpu}[config.run.precision],
+        compile=compiled,
+        capture=captured,
+    )
+
+
+def _build_batches(config: Config, data: Data, device: torch.device, world: World, share: int) -> EpochBatches:
+    batch, count = config.optimizer.batch, len(data.splits.train)
+    if data.resident is not None:
+        count = len(data.resident.images)
+    if count < batch:
+        raise UserError(
+            f"a batch of {batch} needs at least {batch} training images, and {data.splits.train.name} has {count}: "
+            f"use a smaller --batch."
+        )
+    first = world.rank * share
+    if data.resident is not None:
+        return ResidentBatches(data.resident.images.to(device), batch, share, first, config.run.seed)
+    return StreamBatches(
+        source=data.splits.train,
+        size=config.data.size,
+        channels=data.preprocessing.channels,
+        area=config.augment.crop_area,
+        ratio=config.augment.crop_ratio,
+        global_batch=batch,
+        rank=world.rank,
+        world=world.size,
+        seed=config.run.seed,
+        epochs=config.optimizer.epochs,
+        workers=config.data.workers,
+        device=device,
+    )
+
+
+def _patience(config: Config) -> int:
+    return max(3, round(scaled_warmup(config.optimizer.epochs, config.optimizer.warmup_epochs)))
+
+
+def _chance(test: ImageSource) -> float | None:
+    """Accuracy in percent of always guessing the commonest class."""
+    if test.labels is None or not len(test.labels):
+        return None
+    return 100.0 * float(np.bincount(test.labels).max()) / len(test.labels)

@@ -1,0 +1,59 @@
+"""``vje``: finds the command and hands over. Nothing heavy is imported before a command needs it."""
+
+import difflib
+import sys
+from importlib import import_module
+
+from vje import __version__
+from vje.errors import UserError
+
+COMMANDS = {
+    "train": "train an encoder, or resume a run",
+    "evaluate": "k-NN, posterior statistics and effective rank of a run",
+    "embed": "embeddings and uncertainties of images, to a file",
+    "demo": "train on handwritten digits on the CPU and look at the result (two minutes)",
+    "recipes": "list the training recipes",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        print(f"vje: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("vje: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(f"vje {__version__}")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean `vje {close[0]}`?" if close else ""
+        raise UserError(f"there is no command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.")
+    status: int = import_module(f"vje.cli.{name}").run(rest)
+    return status
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {about}" for name, about in COMMANDS.items())
+    return (
+        "vje: self-supervised image representations with uncertainty (Variational Joint Embedding)\n\n"
+        "usage: vje COMMAND [OPTIONS]      vje COMMAND --help tells more\n\n"
+        f"commands:\n{commands}\n\n"
+        "to begin: vje demo"
+    )

@@ -1,0 +1,152 @@
+"""A training session: what `vje train` does once its arguments are known to be right."""
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torchvision
+from rich.console import Console
+
+import vje
+from vje.build import Data, build_data, build_loop, resolve_device, scaled_warmup, set_determinism
+from vje.cli.console import TrainingDisplay, duration
+from vje.cli.monitor import KNNMonitor, TensorBoard
+from vje.config import Config
+from vje.methods.vje import VJE
+from vje.models import describe
+from vje.runs import RunFolder
+from vje.training.distributed import World, world
+from vje.training.loop import Callback, Loop, Stopped
+
+
+def train(
+    config: Config, folder: RunFolder, resuming: bool, environment: dict[str, Any], settings: dict[str, Any]
+) -> int:
+    """Train and save the model; 130 if interrupted. Only the first of several processes writes and prints."""
+    began = time.monotonic()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = resolve_device(config.run.device, local_rank)
+    set_determinism(config.run.deterministic)
+    with world(device.type) as processes:
+        console = Console(quiet=not processes.writes)
+        recorded = _recorded(folder, resuming)
+        if resuming and device.type == "cpu":
+            torch.set_num_threads(folder.read("environment")["threads"])  # sums depend on how they are split
+        data = build_data(config, recorded)
+        loop = build_loop(config, data, device, processes, folder)
+        model = loop.step.method
+        assert isinstance(model, VJE)
+        if processes.writes:
+            folder.write("config", settings)
+            folder.write("environment", environment | _environment(device, processes))
+            folder.write("data", data.record())
+            folder.write("model", describe(model))
+        complaints = loop.resume() if resuming else []
+        _introduce(console, config, folder, data, device, loop, complaints)
+        loop.callbacks = _callbacks(config, data, model, loop, folder)
+        return _run(loop, model, console, folder, config, began)
+
+
+def _run(loop: Loop, model: VJE, console: Console, folder: RunFolder, config: Config, began: float) -> int:
+    try:
+        loop.step.warm_up()
+        console.print(f"first step after {time.monotonic() - began:.1f} s", style="dim")
+        total = config.optimizer.epochs * loop.batches.steps_per_epoch
+        with TrainingDisplay(console, total, loop.steps_done) as display:
+            loop.callbacks = [*loop.callbacks, display] if loop.world.writes else []
+            loop()
+    except Stopped as stop:
+        console.print(f"Stopped after step {stop.step}; nothing is lost. Go on with: vje train --resume {folder.path}")
+        return 130
+    if loop.world.writes:
+        model.eval().save(folder.path)
+        records = folder.metrics()
+        knn = "".join(f", k-NN {name} {value:.2f}%" for name, value in records[-1].get("knn", {}).items())
+        console.print(f"Done in {duration(records[-1]['elapsed'])}{knn}. Model: {folder.model_file}")
+        console.print(f"Next: vje evaluate {folder.path}")
+    return 0
+
+
+def _recorded(folder: RunFolder, resuming: bool) -> dict[str, Any] | None:
+    """The split of a run that is resumed; one that died before it was written starts over."""
+    return folder.read("data") if resuming and (folder.path / "data.json").exists() else None
+
+
+def _callbacks(config: Config, data: Data, model: VJE, loop: Loop, folder: RunFolder) -> list[Callback]:
+    if not loop.world.writes:
+        return []
+    autocast, epochs = loop.step.options.autocast, config.optimizer.epochs
+    callbacks: list[Callback] = [KNNMonitor(model, data, config.run.knn_every, epochs, autocast, config.data.workers)]
+    if config.run.tensorboard:
+        callbacks.append(TensorBoard(folder.path / "tensorboard"))
+    return callbacks
+
+
+def _introduce(
+    console: Console,
+    config: Config,
+    folder: RunFolder,
+    data: Data,
+    device: torch.device,
+    loop: Loop,
+    complaints: list[str],
+) -> None:
+    """Say what is about to happen, and what had to be adjusted."""
+    for complaint in complaints:
+        console.print(f"{complaint} The checkpoint before it is used.", style="yellow")
+    options = loop.step.options
+    how = [word for word, on in (("bfloat16", options.autocast), ("compiled", options.compile)) if on]
+    how += ["one CUDA graph"] if options.capture else []
+    kept = "on the device" if data.resident is not None else f"streamed by {config.data.workers} workers"
+    console.print(
+        f"{config.recipe}: {len(data.splits.train):,} images ({kept}), {len(data.splits.test):,} held out for "
+        f"evaluation; {', '.join([f'{config.encoder.encoder} on {device}', *how])}; run folder {folder.path}",
+        highlight=False,
+    )
+    skipped = [] if data.resident is None else data.resident.skipped
+    if skipped:
+        name, reason = skipped[0]
+        console.print(f"{len(skipped)} unreadable files are left out, such as {name} ({reason}).", style="yellow")
+    warmup, epochs = config.optimizer.warmup_epochs, config.optimizer.epochs
+    if scaled_warmup(epochs, warmup) != warmup:
+        shorter = scaled_warmup(epochs, warmup)
+        console.print(
+            f"A warm-up of {warmup:g} epochs does not suit a run of {epochs}: using {shorter:g}.", style="yellow"
+        )
+    if loop.steps_done:
+        console.print(f"Resuming after step {loop.steps_done}.")
+
+
+def _environment(device: torch.device, processes: World) -> dict[str, Any]:
+    return {
+        "vje": vje.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "processes": processes.size,
+    }
+
+
+def _commit() -> str | None:
+    """Commit of the source tree this package runs from, marked if it was changed; None if it was installed."""
+    source = Path(vje.__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(source)]
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}{'-changed' if dirty else ''}"

@@ -1,0 +1,158 @@
+"""``vje train RECIPE``: train from scratch, or go on with a run. Mistakes are found before torch is imported."""
+
+import os
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from vje.cli.recipes import recipes_table
+from vje.config import (
+    AugmentConfig,
+    Config,
+    DataConfig,
+    EncoderConfig,
+    OptimizerConfig,
+    RunConfig,
+    VJEConfig,
+    changed_fields,
+    from_dict,
+    load_recipe,
+    to_dict,
+)
+from vje.data.registry import check_data
+from vje.errors import UserError
+from vje.runs import RunFolder, next_free
+
+METHODS = ("vje",)
+USAGE = """usage: vje train RECIPE [OPTIONS]
+       vje train --resume RUN [OPTIONS]
+       torchrun --nproc-per-node N -m vje train RECIPE [OPTIONS]
+
+recipes:
+{recipes}
+
+vje train RECIPE --help lists every option with the recipe's defaults."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a VJE encoder."""
+
+    out: Path | None = None
+    """Run folder to write; the default is a new one under runs/."""
+    extend: bool = False
+    """On --resume: allow another --epochs, although the rest of the schedule then differs from either run's."""
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    vje: VJEConfig = VJEConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    run: RunConfig = RunConfig()
+
+
+GROUPS = [f.name for f in fields(Config) if f.name not in ("recipe", "method")]
+
+
+def run(arguments: list[str]) -> int:
+    """Train; returns the exit status (130 after an interruption that can be resumed)."""
+    recipe, resume, method, rest = _first_words(arguments)
+    if recipe is None and resume is None:
+        if not arguments or {"-h", "--help"} & set(arguments):
+            print(USAGE.format(recipes=recipes_table()))
+            return 0
+        raise UserError("`vje train` needs a recipe, such as cifar10-ema (see `vje recipes`), or --resume RUN.")
+    if method not in METHODS:
+        raise UserError(f"--method: there is no method {method!r}; methods: {', '.join(METHODS)}.")
+    return _resume(Path(resume), recipe, rest) if resume is not None else _start(str(recipe), rest)
+
+
+def _first_words(arguments: list[str]) -> tuple[str | None, str | None, str, list[str]]:
+    """Recipe, --resume and --method decide the defaults of everything else, so they are read first."""
+    found: dict[str, str] = {"method": METHODS[0]}
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("--resume", "--method"):
+            given = value if equals else next(words, None)
+            if not given:
+                raise UserError(f"{name} needs a value: a {'run folder' if name == '--resume' else 'method'}.")
+            found[name[2:]] = given
+        elif not word.startswith("-") and not rest and "recipe" not in found:
+            found["recipe"] = word
+        else:
+            rest.append(word)
+    return found.get("recipe"), found.get("resume"), found["method"], rest
+
+
+def _options(config: Config, rest: list[str], program: str) -> tuple[Options, Config]:
+    import tyro
+
+    defaults = Options(**{name: getattr(config, name) for name in GROUPS})
+    options = tyro.cli(Options, default=defaults, args=rest, config=(tyro.conf.OmitArgPrefixes,), prog=program)
+    changed = replace(config, **{name: getattr(options, name) for name in GROUPS})
+    changed.check()
+    return options, changed
+
+
+def _start(recipe: str, rest: list[str]) -> int:
+    options, config = _options(load_recipe(recipe), rest, f"vje train {recipe}")
+    if not config.data.data:
+        raise UserError(f"recipe {recipe} needs to know where the images are: --data PATH (a folder or an .npz file).")
+    check_data(config.data.data, config.data.data_dir)
+    out = options.out or next_free(Path("runs") / config.recipe)
+    folder = RunFolder(out)
+    if int(os.environ.get("RANK", "0")) == 0:
+        folder = RunFolder.create(out)
+    return _train(config, folder, resuming=False)
+
+
+def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
+    if recipe is not None:
+        raise UserError(f"--resume {path} knows its recipe; leave {recipe!r} out.")
+    folder = RunFolder.open(path)
+    stored = _stored_config(folder)
+    options, config = _options(stored, rest, f"vje train --resume {path}")
+    if options.out is not None:
+        raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
+    _check_changes(stored, config, options.extend)
+    check_data(config.data.data, config.data.data_dir)
+    if folder.model_file.exists() and config.optimizer.epochs == stored.optimizer.epochs:
+        print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: vje evaluate {path}")
+        return 0
+    return _train(config, folder, resuming=True)
+
+
+def _stored_config(folder: RunFolder) -> Config:
+    values = folder.read("config")
+    values.pop("schema")
+    return from_dict(Config, values, str(folder.config_file))
+
+
+def _check_changes(stored: Config, config: Config, extend: bool) -> None:
+    """Refuse what would make the run's past untrue."""
+    for name, (old, new, free) in changed_fields(stored, config).items():
+        option = "--" + name.replace("_", "-")
+        if name == "epochs" and extend:
+            print(f"{option} {old} -> {new}: from here on the schedules are those of a run of {new} epochs.")
+        elif name == "epochs":
+            raise UserError(
+                f"{option} {old} -> {new} cannot be changed on resume: the learning rate follows a cosine over the "
+                f"whole run, so the epochs done so far were those of a run of {old}. Add --extend to do it all the "
+                "same, or start a new run."
+            )
+        elif not free:
+            raise UserError(
+                f"{option} {old} -> {new} cannot be changed on resume: the steps taken so far depend on it. "
+                "Start a new run instead."
+            )
+        elif name == "device":
+            print(f"{option} {old} -> {new}: results will not be bit-identical to an uninterrupted run.")
+
+
+def _train(config: Config, folder: RunFolder, resuming: bool) -> int:
+    from vje.cli.session import train
+
+    environment: dict[str, Any] = {"command": ["vje", *sys.argv[1:]]}
+    return train(config, folder, resuming, environment, to_dict(config))

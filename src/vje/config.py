@@ -1,0 +1,369 @@
+"""Every setting of a run, as frozen dataclasses. Importable without torch.
+
+A recipe (TOML), the command line and a run's ``config.json`` all speak of these fields and no others.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from vje.errors import UserError
+
+T = TypeVar("T")
+
+FREE = {"resume": True}
+"""Marks what may change when a run is resumed, because it cannot change what the run computes."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Images."""
+
+    data: str = "cifar10"
+    """Name of a data set, a folder of images, or an .npz file."""
+    data_dir: Path = field(default=Path("data"), metadata=FREE)
+    """Where named data sets are looked for, and downloaded to."""
+    labels: Path | None = None
+    """File of labels for a folder (CSV with columns file,label) or arrays (.npy)."""
+    size: int = 32
+    """Side of the images the encoder sees."""
+    resize: int | None = None
+    """Shorter side before the centre crop at evaluation; the default is SIZE."""
+    channels: Literal[1, 3] | None = None
+    """Colour channels; the default is what the data has."""
+    held_out: float = 0.1
+    """Fraction held out for evaluation, where the data has no test split."""
+    resident: Literal["auto", "always", "never"] = "auto"
+    """Keep the images on the device, decoded; the alternative is to stream them through worker processes."""
+    workers: int = field(default=8, metadata=FREE)
+    """Processes that decode images."""
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """Augmentation; where there are two values, they are for view 1 and view 2."""
+
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    """Range of the random crop's area, as a fraction of the image's."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Range of the crop's aspect ratio."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    jitter: float = 0.8
+    """Probability of colour jitter."""
+    brightness: float = 0.4
+    """Strength of brightness jitter."""
+    contrast: float = 0.4
+    """Strength of contrast jitter."""
+    saturation: float = 0.2
+    """Strength of saturation jitter."""
+    hue: float = 0.1
+    """Strength of hue jitter."""
+    grayscale: float = 0.2
+    """Probability of losing all colour."""
+    blur: tuple[float, float] = (1.0, 0.1)
+    """Probability of a Gaussian blur."""
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    """Range of the blur's standard deviation, in pixels."""
+    blur_kernel: int | None = None
+    """Width of the blur in pixels, odd; the default is about a tenth of SIZE."""
+    solarize: tuple[float, float] = (0.0, 0.2)
+    """Probability of solarising."""
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Encoder."""
+
+    encoder: str = "resnet18"
+    """resnet8, resnet18, resnet34, resnet50, resnet101, or any timm model."""
+    small_images: bool = True
+    """3x3 first convolution without stride and no max-pooling, for images of 32 px or so."""
+    normalization: Literal["batch", "group", "frozen"] = "batch"
+    """Kind of normalisation layer."""
+    init: str | None = None
+    """Weights to start from: a run, a model file, or a pretrained timm model's name."""
+
+
+@dataclass(frozen=True)
+class VJEConfig:
+    """VJE."""
+
+    nu: float = 1.0
+    """Degrees of freedom of the Student-t likelihood; inf is Gaussian."""
+    beta: float = 1.0
+    """Weight of the KL term."""
+    samples: int = 1
+    """Monte-Carlo samples a view; 0 uses the posterior mean."""
+    isotropic: bool = False
+    """One variance for all features."""
+    likelihood: Literal["factorized", "standard"] = "factorized"
+    """Direction and norm apart, or a Student-t on the whole embedding."""
+    terms: tuple[Literal["directional", "radial", "kl"], ...] = ("directional", "radial", "kl")
+    """Loss terms that are on."""
+    center_variance: bool = False
+    """Unit geometric mean of the variance inside the directional term."""
+    target: Literal["stop-gradient", "ema"] = "stop-gradient"
+    """Where the target embedding comes from."""
+    target_momentum: float = 0.996
+    """EMA momentum at the start; it rises to 1 on a cosine."""
+    batch_norm: Literal["joint", "separate"] = "joint"
+    """Batch-norm statistics over both views together, or each on its own."""
+    target_batch_norm: Literal["batch", "running"] = "batch"
+    """Statistics that the EMA encoder normalises with."""
+    ratio: float = 0.25
+    """Bottleneck width of the inference network, as a fraction of the embedding dimension."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Optimisation."""
+
+    epochs: int = 200
+    """Passes over the data."""
+    batch: int = 256
+    """Images a step, over all processes."""
+    lr: float = 0.05
+    """Learning rate after warm-up; it falls to zero on a cosine."""
+    sgd_momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 5e-4
+    """L2 penalty on weights, not on normalisation layers and biases."""
+    warmup_epochs: float = 10.0
+    """Length of the linear warm-up."""
+    accumulate: int = 1
+    """Micro-batches a batch is split into, to save memory."""
+    clip_norm: float = 0.0
+    """Largest gradient norm; 0 for no limit."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Run."""
+
+    seed: int = 0
+    """Of everything random."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = field(default="auto", metadata=FREE)
+    """Where to compute."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the encoder; auto is bfloat16 on GPUs. The likelihood is always float32."""
+    compile: Literal["auto", "on", "off"] = field(default="auto", metadata=FREE)
+    """Compile the step; auto does so on a GPU if the run is long enough to gain."""
+    graph: Literal["auto", "on", "off"] = field(default="auto", metadata=FREE)
+    """Capture the whole step as a CUDA graph; auto does so whenever it compiles, on one GPU."""
+    deterministic: bool = False
+    """Bit-identical results on a GPU too, somewhat slower."""
+    sync_batch_norm: bool = False
+    """Batch-norm statistics over all processes (GPUs only)."""
+    knn_every: int = field(default=10, metadata=FREE)
+    """Epochs between k-NN evaluations; 0 for none."""
+    checkpoint_epochs: int = field(default=10, metadata=FREE)
+    """Epochs between checkpoints."""
+    checkpoint_seconds: float = field(default=300.0, metadata=FREE)
+    """Longest time between checkpoints."""
+    tensorboard: bool = field(default=False, metadata=FREE)
+    """Write TensorBoard events too."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    recipe: str = "cifar10"
+    method: Literal["vje"] = "vje"
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    vje: VJEConfig = VJEConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    run: RunConfig = RunConfig()
+
+    def check(self) -> None:
+        """Refuse values that cannot work, before anything is loaded."""
+        _require(self.optimizer.epochs >= 1, "--epochs", self.optimizer.epochs, "at least 1")
+        _require(self.optimizer.batch >= 2, "--batch", self.optimizer.batch, "at least 2")
+        _require(self.optimizer.lr > 0, "--lr", self.optimizer.lr, "positive")
+        _require(self.optimizer.accumulate >= 1, "--accumulate", self.optimizer.accumulate, "at least 1")
+        _require(self.optimizer.warmup_epochs >= 0, "--warmup-epochs", self.optimizer.warmup_epochs, "0 or more")
+        _require(self.vje.nu > 0, "--nu", self.vje.nu, "positive (inf is the Gaussian limit)")
+        _require(self.vje.samples >= 0, "--samples", self.vje.samples, "0 or more")
+        _require(len(self.vje.terms) > 0, "--terms", self.vje.terms, "at least one of directional, radial, kl")
+        _require(0 <= self.vje.target_momentum <= 1, "--target-momentum", self.vje.target_momentum, "between 0 and 1")
+        _require(self.vje.ratio > 0, "--ratio", self.vje.ratio, "positive")
+        _require(self.data.size >= 4, "--size", self.data.size, "at least 4")
+        _require(0 < self.data.held_out < 1, "--held-out", self.data.held_out, "between 0 and 1")
+        _require(0 <= self.run.seed < 2**32, "--seed", self.run.seed, "between 0 and 2**32 - 1")
+        _require(self.data.workers >= 0, "--workers", self.data.workers, "0 or more")
+        _require(self.run.knn_every >= 0, "--knn-every", self.run.knn_every, "0 or more")
+        _require(self.run.checkpoint_epochs >= 1, "--checkpoint-epochs", self.run.checkpoint_epochs, "at least 1")
+        low, high = self.augment.crop_area
+        _require(0 < low <= high <= 1, "--crop-area", self.augment.crop_area, "two numbers, 0 < low <= high <= 1")
+        low, high = self.augment.crop_ratio
+        _require(0 < low <= high, "--crop-ratio", self.augment.crop_ratio, "two numbers, 0 < low <= high")
+        kernel = self.augment.blur_kernel
+        _require(kernel is None or kernel % 2 == 1, "--blur-kernel", kernel, "odd")
+        resize = self.data.resize
+        _require(resize is None or resize >= self.data.size, "--resize", resize, f"SIZE ({self.data.size}) or more")
+        micro, accumulate = self.optimizer.batch, self.optimizer.accumulate
+        _require(micro % accumulate == 0, "--accumulate", accumulate, f"a divisor of --batch {micro}")
+
+
+def _require(holds: bool, option: str, value: object, what: str) -> None:
+    if not holds:
+        raise UserError(f"{option} must be {what}, got {value}.")
+
+
+# Recipes
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(f.name.removesuffix(".toml") for f in _recipes().iterdir() if f.name.endswith(".toml"))
+
+
+def load_recipe(name: str) -> Config:
+    """A recipe by name, or from a ``.toml`` file of one's own.
+
+    >>> load_recipe("cifar10-ema").vje.target
+    'ema'
+    """
+    settings = _recipe_settings(name, seen=())
+    settings.pop("about", None)
+    return from_dict(Config, settings | {"recipe": Path(name).stem}, f"recipe {name}")
+
+
+def recipe_about(name: str) -> str:
+    """What a recipe is for, in a line."""
+    return str(_recipe_settings(name, seen=()).get("about", ""))
+
+
+def _recipe_settings(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    import tomllib
+
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise UserError(f"there is no recipe file {name}.")
+        text = Path(name).read_text(encoding="utf-8")
+    elif name in recipe_names():
+        text = _recipes().joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        known = recipe_names()
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UserError(
+            f"there is no recipe {name!r}.{hint} Recipes: {', '.join(known)}; or a path ending in .toml. "
+            "To train on images of your own: vje train folder --data PATH."
+        )
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"recipe {name} is not valid TOML: {error}.") from None
+    base = settings.pop("extends", None)
+    if base is None:
+        return settings
+    if base in seen:
+        raise UserError(f"recipe {name} extends itself, by way of {' -> '.join(seen)}.")
+    return _merge(_recipe_settings(base, (*seen, name)), settings)
+
+
+def _recipes() -> Any:
+    return resources.files("vje") / "recipes"
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = _merge(merged.get(key, {}), value) if isinstance(value, dict) else value
+    return merged
+
+
+# Dictionaries and back
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as nested dictionaries."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(cls: type[T], values: dict[str, Any], origin: str) -> T:
+    """A config dataclass from nested dictionaries, with every name and type checked.
+
+    Args:
+        cls: the dataclass.
+        values: by field name; what is absent keeps its default.
+        origin: where the values come from, for error messages.
+
+    >>> from_dict(VJEConfig, {"nu": "inf", "terms": ["kl"]}, "example").terms
+    ('kl',)
+    """
+    hints = typing.get_type_hints(cls)
+    for name in values:
+        if name not in hints:
+            close = difflib.get_close_matches(name, hints, n=1)
+            raise UserError(f"{origin}: unknown setting {name!r}" + (f"; did you mean {close[0]}?" if close else "."))
+    return cls(**{name: _convert(value, hints[name], f"{origin}: {name}") for name, value in values.items()})
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    """A plain value as what a field's type asks for."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, dict):
+            raise UserError(f"{where} must be a table of settings, got {value!r}.")
+        return from_dict(hint, value, where)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _convert(value, next(a for a in arguments if a is not type(None)), where)
+    if origin is Literal:
+        if value not in arguments:
+            raise UserError(f"{where} must be one of {', '.join(map(str, arguments))}, got {value!r}.")
+        return value
+    if origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if not isinstance(value, list | tuple) or len(value) != len(kinds):
+            raise UserError(f"{where} must be a list of {len(kinds)} values, got {value!r}.")
+        return tuple(_convert(item, kind, where) for item, kind in zip(value, kinds, strict=True))
+    return _convert_plain(value, hint, where)
+
+
+def _convert_plain(value: Any, hint: Any, where: str) -> Any:
+    if hint is Path and isinstance(value, str | Path):
+        return Path(value)
+    if hint is float and not isinstance(value, bool):
+        if isinstance(value, int | float):
+            return float(value)
+        if value in ("inf", "-inf", "nan"):
+            return float(value)
+    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise UserError(f"{where} must be of type {hint.__name__}, got {value!r}.")
+
+
+# Resuming
+
+
+def changed_fields(old: Config, new: Config) -> dict[str, tuple[Any, Any, bool]]:
+    """Settings that differ: name -> (old, new, whether a resumed run may change it).
+
+    >>> changed_fields(Config(), dataclasses.replace(Config(), run=RunConfig(seed=1, knn_every=5)))
+    {'seed': (0, 1, False), 'knn_every': (10, 5, True)}
+    """
+    changes: dict[str, tuple[Any, Any, bool]] = {}
+    for group in dataclasses.fields(Config):
+        before, after = getattr(old, group.name), getattr(new, group.name)
+        if not dataclasses.is_dataclass(before):
+            if before != after:
+                changes[group.name] = (before, after, False)
+            continue
+        for f in dataclasses.fields(before):
+            a, b = getattr(before, f.name), getattr(after, f.name)
+            if a != b and not (isinstance(a, float) and math.isnan(a)):
+                changes[f.name] = (a, b, bool(f.metadata.get("resume")))
+    return changes

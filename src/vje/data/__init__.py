@@ -1,0 +1,1 @@
+"""From files and arrays to batches of uint8 pixels: sources, splits, resident and streamed data, augmentation."""

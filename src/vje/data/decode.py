@@ -1,0 +1,182 @@
+"""One image file to 8-bit pixels, whatever its mode, depth or orientation.
+
+Everything a folder of pictures is likely to hold comes out as grey (``L``) or ``RGB``; everything else is refused with
+:class:`UnreadableImage`, which names the file and gives a short reason.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vje.errors import UserError
+
+_GREY_MODES = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
+_DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
+_HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+_LONGEST_STRIP = 8
+
+
+class UnreadableImage(UserError):
+    """A file that is no image, or not all of one."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)  # both, so that it survives the way back from a worker process
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot read {self.path}: {self.reason}"
+
+
+def read_image(file: str | os.PathLike[str] | IO[bytes], channels: int, draft: int | None = None) -> Image.Image:
+    """Decode an image to mode ``L`` (``channels=1``) or ``RGB`` (``channels=3``).
+
+    The EXIF orientation is applied, deep greys are scaled to 8 bits, transparency is laid on white, and an animation
+    gives its first frame.
+
+    Args:
+        file: a path, or a seekable binary file.
+        channels: 1 or 3.
+        draft: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as its shorter side keeps this many pixels.
+
+    Raises:
+        UnreadableImage: it cannot be decoded.
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
+    name = str(getattr(file, "name", file))
+    try:
+        with _open(file, name) as image:
+            if draft is not None:
+                image.draft("L" if channels == 1 else None, (draft, draft))
+            image.load()
+            with suppress(Exception):  # a picture with damaged EXIF data is still a picture
+                ImageOps.exif_transpose(image, in_place=True)
+            return _convert(image, channels)
+    except UnreadableImage:
+        raise
+    except Exception as error:  # decoders raise nearly anything on damaged bytes
+        raise UnreadableImage(name, _reason(error, file)) from error
+
+
+def is_grey(path: str | os.PathLike[str]) -> bool | None:
+    """Whether the file's header declares a grey image; ``None`` where it cannot be read."""
+    try:
+        with _open(path, str(path)) as image:
+            return image.mode in _GREY_MODES
+    except Exception:
+        return None
+
+
+def fit_image(image: Image.Image, size: int, crop: int) -> NDArray[np.uint8]:
+    """Resize the shorter side to ``size`` (bilinear, antialiased) and cut ``crop`` x ``crop`` from the centre.
+
+    Rounding is that of torchvision's ``Resize`` and ``CenterCrop``. A strip more than 8 times as long as wide is first
+    cut to that, since resizing one could take any amount of memory and its ends are never seen.
+
+    Returns:
+        uint8, ``[C, crop, crop]``.
+
+    >>> fit_image(Image.new("RGB", (40, 20), (1, 2, 3)), size=8, crop=6)[:, 0, 0]
+    array([1, 2, 3], dtype=uint8)
+    """
+    if not 0 < crop <= size:
+        raise ValueError(f"crop must be between 1 and size={size}, got {crop}")
+    short = min(image.size)
+    if max(image.size) > _LONGEST_STRIP * short:
+        image = _centre(image, min(image.width, _LONGEST_STRIP * short), min(image.height, _LONGEST_STRIP * short))
+    if short != size:
+        width, height = (size * side // short for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return as_planes(_centre(image, crop, crop))
+
+
+def as_planes(image: Image.Image) -> NDArray[np.uint8]:
+    """An ``L`` or ``RGB`` image as a writable uint8 array ``[C, H, W]``."""
+    pixels = np.array(image, dtype=np.uint8)  # [H, W] or [H, W, 3]
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image if image.size == (width, height) else image.crop((left, top, left + width, top + height))
+
+
+def _open(file: str | os.PathLike[str] | IO[bytes], name: str) -> Image.Image:
+    try:
+        return Image.open(file)
+    except UnidentifiedImageError:
+        head = _head(file)
+        if head[4:8] != b"ftyp" or head[8:12] not in _HEIC_BRANDS:
+            raise
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise UnreadableImage(name, "HEIC needs pillow-heif: pip install 'vje[heic]'") from error
+    register_heif_opener()
+    return Image.open(file)
+
+
+def _head(file: str | os.PathLike[str] | IO[bytes]) -> bytes:
+    if isinstance(file, (str, os.PathLike)):
+        with Path(file).open("rb") as opened:
+            return opened.read(12)
+    file.seek(0)
+    head = file.read(12)
+    file.seek(0)
+    return head
+
+
+def _convert(image: Image.Image, channels: int) -> Image.Image:
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode in _DEEP_MODES:
+        image = Image.fromarray(_to_eight_bits(np.asarray(image), always_deep=image.mode.startswith("I;16")))
+    elif image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        straight = {"La": "LA", "RGBa": "RGBA"}.get(image.mode, image.mode)
+        image = image.convert(straight).convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    elif image.mode not in ("1", "L", "RGB"):
+        image = image.convert("RGB")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _to_eight_bits(values: NDArray[Any], always_deep: bool) -> NDArray[np.uint8]:
+    """Scale by the range the values fit in: [0, 1] (floats only), [0, 255], [0, 65535], else their own.
+
+    >>> _to_eight_bits(np.array([0, 257, 65535]), always_deep=False)
+    array([  0,   1, 255], dtype=uint8)
+    >>> _to_eight_bits(np.array([-1000.0, 0.0, 1000.0]), always_deep=False)
+    array([  0, 128, 255], dtype=uint8)
+    """
+    fractional = values.dtype.kind == "f"
+    values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    if low < 0 or high > 65535:
+        values, top = values - low, high - low
+    elif always_deep or high > 255:
+        top = 65535.0
+    else:
+        top = 1.0 if fractional and high <= 1 else 255.0
+    return np.rint(values * (255.0 / top)).astype(np.uint8)
+
+
+def _reason(error: Exception, file: str | os.PathLike[str] | IO[bytes]) -> str:
+    """The error in a few words."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, which may be an attack on memory"
+    if isinstance(error, UnidentifiedImageError):
+        with suppress(OSError):
+            if not _head(file):
+                return "the file is empty"
+        return "not an image, or of a kind that Pillow does not know"
+    line = (str(error).splitlines() or [""])[0][:120]
+    return line if isinstance(error, OSError) and line else f"{type(error).__name__}: {line}"

@@ -1,0 +1,106 @@
+"""Finding the image files of a folder, and their classes."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vje.data.sources import IMAGE_EXTENSIONS, FolderSource
+from vje.errors import UserError
+
+
+def scan_folder(root: str | os.PathLike[str]) -> FolderSource:
+    """All image files under ``root``, sorted by relative path.
+
+    Files count by extension; hidden folders are not entered, and hidden and other files go to ``ignored``. If every
+    image lies in one of two or more folders directly under ``root``, those folders are its classes.
+    """
+    root = Path(root)
+    _require_folder(root)
+    files: list[str] = []
+    ignored: list[str] = []
+    for name in walk(root):
+        (files if is_image_name(name) else ignored).append(name)
+    files.sort()
+    ignored.sort()
+    if not files:
+        raise no_images(root, len(ignored))
+    owners = [name.split("/")[0] if "/" in name else "" for name in files]
+    classes = sorted(set(owners))
+    if len(classes) < 2 or "" in classes:
+        return FolderSource(root, files, ignored=ignored)
+    number = {name: i for i, name in enumerate(classes)}
+    return FolderSource(root, files, np.array([number[owner] for owner in owners]), classes, ignored)
+
+
+def scan_paths(paths: Sequence[str | os.PathLike[str]]) -> FolderSource:
+    """Image files named one by one (of any extension), folders of them, or both; without labels unless one folder."""
+    if not paths:
+        raise UserError("no images were named; give image files or folders")
+    if len(paths) == 1 and Path(paths[0]).is_dir():
+        return scan_folder(paths[0])
+    found: dict[Path, None] = {}
+    ignored: list[str] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = scan_folder(path)
+            found |= {path.absolute() / name: None for name in inside.files}
+            ignored += inside.ignored
+        elif path.exists():
+            found[path.absolute()] = None
+        else:
+            raise UserError(f"{path} does not exist; give image files or folders that do")
+    root = Path(os.path.commonpath([file.parent for file in found]))
+    return FolderSource(root, [file.relative_to(root).as_posix() for file in found], ignored=ignored)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file of this name counts as an image: not hidden, and with a known extension."""
+    base = name.rsplit("/", 1)[-1]
+    return not base.startswith(".") and base.lower().endswith(IMAGE_EXTENSIONS)
+
+
+def holds_images(root: Path) -> bool:
+    """Whether there is any image file under ``root``; stops at the first."""
+    return any(is_image_name(name) for name in walk(root))
+
+
+def no_images(root: Path, seen: int) -> UserError:
+    """The error for a folder without images."""
+    known = " ".join(IMAGE_EXTENSIONS)
+    return UserError(
+        f"no images under {root} ({seen} other files were seen); files that end in one of these count: {known}"
+    )
+
+
+def walk(root: Path) -> Iterator[str]:
+    """Relative paths of all files under ``root``, each folder once however many links lead to it.
+
+    Real folders come before linked ones, so that a link never takes the place of the folder it points to.
+    """
+    folders, links = [""], list[str]()
+    seen: set[str] = set()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)
+        real = os.path.realpath(root / folder)
+        if real in seen:
+            continue
+        seen.add(real)
+        try:
+            entries = sorted(os.scandir(real), key=lambda entry: entry.name)
+        except OSError as error:
+            raise UserError(f"cannot look into {root / folder}: {error.strerror}; check its permissions") from error
+        for entry in entries:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if not entry.is_dir():
+                yield name
+            elif not entry.name.startswith("."):
+                (links if entry.is_symlink() else folders).append(name)
+
+
+def _require_folder(root: Path) -> None:
+    if not root.exists():
+        raise UserError(f"the folder {root} does not exist; check the path")
+    if not root.is_dir():
+        raise UserError(f"{root} is a file, and a folder of images was expected")

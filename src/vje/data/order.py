@@ -1,0 +1,54 @@
+"""Which images make which batch: a pure function of the seed and the step, the same for any number of processes."""
+
+from functools import lru_cache
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from vje.errors import UserError
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch visits ``count`` images: a permutation, int64 ``[count]``.
+
+    >>> epoch_order(5, seed=0, epoch=1).sort().values
+    tensor([0, 1, 2, 3, 4])
+    """
+    digest = blake2b(f"{seed}:{epoch}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.randperm(count, generator=generator)
+
+
+def steps_per_epoch(count: int, batch_size: int) -> int:
+    """Whole batches in an epoch; the rest of the images have their turn in other epochs, since the order changes."""
+    if not 0 < batch_size <= count:
+        raise UserError(f"a batch of {batch_size} from {count} images; the batch size must be from 1 to {count}")
+    return count // batch_size
+
+
+def global_batch(count: int, batch_size: int, seed: int, step: int) -> Tensor:
+    """Indices of the images of a step, counted over all epochs from 0: int64 ``[batch_size]``."""
+    epoch, place = divmod(step, steps_per_epoch(count, batch_size))
+    return _cached_order(count, seed, epoch)[place * batch_size : (place + 1) * batch_size].clone()
+
+
+def rank_slice(batch_size: int, rank: int, world: int) -> slice:
+    """The part of the global batch that belongs to one of ``world`` processes.
+
+    >>> [rank_slice(8, rank, world=2) for rank in range(2)]
+    [slice(0, 4, None), slice(4, 8, None)]
+    """
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must be from 0 to {world - 1}, got {rank}")
+    share, rest = divmod(batch_size, world)
+    if rest or not share:
+        raise UserError(
+            f"a batch of {batch_size} cannot be shared equally by {world} processes; use a multiple of {world}"
+        )
+    return slice(rank * share, (rank + 1) * share)
+
+
+@lru_cache(maxsize=2)
+def _cached_order(count: int, seed: int, epoch: int) -> Tensor:
+    return epoch_order(count, seed, epoch)

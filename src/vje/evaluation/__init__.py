@@ -1,0 +1,1 @@
+"""What a trained model is worth: features, k-NN, posterior statistics, effective rank."""

@@ -1,0 +1,127 @@
+"""Embeddings of whole data sets, computed once and kept: by weights and data, in the run's ``cache`` folder.
+
+Only encoder outputs are kept. The posterior is a small function of them, and is computed again when it is wanted.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from vje.data.batches import evaluation_batches
+from vje.data.sources import ImageSource
+from vje.errors import UserError
+from vje.methods.vje import VJE
+from vje.runs import write_atomically
+
+Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Embeddings of a data set, on the CPU.
+
+    Attributes:
+        z: the encoder's, ``[N, D]``.
+        target: the EMA encoder's, ``[N, D]``, for models that have one.
+        kept: index in the source of each row (files that cannot be read have none), int64 ``[N]``.
+        failures: (name, reason) of each file that could not be read.
+        labels: class of each row, int64 ``[N]``, if known.
+    """
+
+    z: Tensor
+    target: Tensor | None
+    kept: Tensor
+    failures: list[tuple[str, str]]
+    labels: Tensor | None
+
+
+def compute_features(
+    model: VJE, source: ImageSource, batch_size: int = 500, workers: int = 0, report: Report | None = None
+) -> Features:
+    """Embed every image of a source, in float32, with the model as it is (evaluation mode, its device).
+
+    Args:
+        model: with its preprocessing.
+        source: the images.
+        batch_size: images at a time.
+        workers: processes that decode files.
+        report: told (images done, images in all) after each batch.
+    """
+    if model.preprocessing is None:
+        raise UserError("this model has no preprocessing, so images cannot be prepared for it.")
+    device = next(model.parameters()).device
+    z, target, kept, failures = [], [], [], []
+    for batch in evaluation_batches(source, model.preprocessing, batch_size, workers):
+        failures += [(source.names[index], reason) for index, reason in batch.failures]
+        if len(batch.images):
+            online, slow = embed_batch(model, batch.images.to(device))
+            z.append(online.cpu())
+            target += [] if slow is None else [slow.cpu()]
+            kept.append(torch.as_tensor(batch.indices))
+        if report is not None:
+            report(sum(map(len, kept)) + len(failures), len(source))
+    if not z:
+        raise UserError(f"none of the {len(source)} images of {source.name} could be read.")
+    return _assemble(source, torch.cat(z), torch.cat(target) if target else None, torch.cat(kept), failures)
+
+
+@torch.no_grad()
+def embed_batch(model: VJE, images: Tensor, autocast: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Embeddings of uint8 images that have their final size, by the encoder and by its EMA."""
+    assert model.preprocessing is not None
+    x = model.preprocessing.normalize(images).contiguous(memory_format=torch.channels_last)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+        z = model.encoder(x).float()
+        return z, None if model.target is None else model.target(x).float()
+
+
+def cached_features(
+    model: VJE, source: ImageSource, folder: Path, batch_size: int = 500, workers: int = 0, report: Report | None = None
+) -> Features:
+    """:func:`compute_features`, unless ``folder`` has them for these weights and this data already."""
+    file = folder / f"features-{weights_fingerprint(model)[:16]}-{source.fingerprint()[:16]}.safetensors"
+    found = _read(file, source)
+    if found is not None:
+        return found
+    features = compute_features(model, source, batch_size, workers, report)
+    tensors = {"z": features.z, "kept": features.kept}
+    if features.target is not None:
+        tensors["target"] = features.target
+    write_atomically(file, save(tensors, metadata={"failures": json.dumps(features.failures)}))
+    return features
+
+
+def weights_fingerprint(model: VJE) -> str:
+    """Hash of everything that decides what the model makes of an image."""
+    digest = blake2b(json.dumps(model.preprocessing.as_dict() if model.preprocessing else None).encode())
+    for name, x in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(x.detach().cpu().numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def _read(file: Path, source: ImageSource) -> Features | None:
+    if not file.exists():
+        return None
+    try:
+        with safe_open(file, framework="pt") as content:
+            tensors = {name: content.get_tensor(name) for name in content.keys()}
+            failures = [(name, reason) for name, reason in json.loads(content.metadata()["failures"])]
+    except (SafetensorError, OSError, KeyError):  # damaged: it is only a cache
+        return None
+    return _assemble(source, tensors["z"], tensors.get("target"), tensors["kept"], failures)
+
+
+def _assemble(
+    source: ImageSource, z: Tensor, target: Tensor | None, kept: Tensor, failures: list[tuple[str, str]]
+) -> Features:
+    labels = None if source.labels is None else torch.as_tensor(source.labels)[kept]
+    return Features(z, target, kept, failures, labels)

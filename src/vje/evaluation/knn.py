@@ -1,0 +1,58 @@
+"""Weighted k-nearest-neighbour classification, the yardstick of frozen representations."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vje.errors import UserError
+
+CHUNK = 2**26
+"""Similarities held in memory at a time."""
+
+
+def knn_accuracy(
+    bank: Tensor,
+    bank_labels: Tensor,
+    queries: Tensor,
+    query_labels: Tensor,
+    k: int = 20,
+    temperature: float = 0.07,
+) -> float:
+    """Percentage of queries whose nearest neighbours vote for the right class.
+
+    Neighbours are nearest in cosine similarity, and each votes with weight exp(similarity / temperature).
+
+    Args:
+        bank: features of the training images, ``[N, D]``.
+        bank_labels: their classes, int64 ``[N]``.
+        queries: features of the test images, ``[M, D]``.
+        query_labels: their classes, int64 ``[M]``.
+        k: neighbours.
+        temperature: of the votes.
+
+    >>> bank = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> knn_accuracy(bank, torch.tensor([0, 1]), torch.tensor([[2.0, 0.1]]), torch.tensor([0]), k=1)
+    100.0
+    """
+    if not len(queries):
+        raise UserError("k-NN needs at least one test image.")
+    predicted = knn_predict(bank, bank_labels, queries, k, temperature)
+    return 100.0 * float((predicted == query_labels).double().mean())
+
+
+def knn_predict(bank: Tensor, bank_labels: Tensor, queries: Tensor, k: int, temperature: float) -> Tensor:
+    """Predicted classes ``[M]``; arguments as for :func:`knn_accuracy`. Memory does not grow with the data set."""
+    if not k > 0:
+        raise UserError(f"k-NN needs at least one neighbour, got k={k}.")
+    k = min(k, len(bank))
+    classes = int(bank_labels.max()) + 1
+    bank = normalize(bank.float(), dim=1)
+    rows = max(1, CHUNK // len(bank))
+    predictions = []
+    for chunk in queries.split(rows):
+        similarity, nearest = (normalize(chunk.float(), dim=1) @ bank.T).topk(k, dim=1)  # [rows, k]
+        votes = torch.zeros(len(chunk), classes, device=bank.device)
+        weights = ((similarity - 1) / temperature).exp()  # the shift cancels, and keeps exp in range
+        votes.scatter_add_(1, bank_labels[nearest], weights)
+        predictions.append(votes.argmax(1))
+    return torch.cat(predictions)

@@ -1,0 +1,194 @@
+r"""The VJE likelihood: negative log-densities of a target embedding given a latent sample.
+
+Equation labels are those of "Joint Embedding Variational Bayes" (Oji and Fieguth, TMLR 2026). Every function is pure,
+reduces the last dimension (the D features) and broadcasts over the rest. Additive constants that depend on nothing
+trainable are left out, as in the paper. Half-precision inputs are computed in float32: log-densities lose their
+meaning in fewer bits.
+
+Symbols: ``z`` target embedding, ``s`` latent sample, ``v`` per-feature variance, ``nu`` degrees of freedom, hats for
+unit vectors, ``theta`` the angle between them, ``t`` the log-map of z_hat at s_hat.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+NORM_FLOOR = 1e-6
+"""Smallest norm used as a divisor, so that a zero vector has a finite direction and a finite gradient."""
+
+ANTIPODE_CLAMP = 1e-6
+"""Smallest cos^2(theta/2): the curvature term diverges at the antipode, and this is where it is held."""
+
+
+def directional_nll(
+    target: Tensor,
+    sample: Tensor,
+    variance: Tensor,
+    nu: float = 1.0,
+    center_variance: bool = False,
+) -> Tensor:
+    r"""Student-t negative log-density of the target's direction, in the tangent space at the sample's direction.
+
+    Eq. dir-nll, with k = D - 1, w = 1/v and n = s_hat:
+
+    .. math::
+        t = \frac{\theta}{\sin\theta}(\hat z - \cos\theta\,\hat s), \quad
+        c = \sum n^2 w, \quad
+        Q = \sum t^2 w - \Bigl(\sum t\,n\,w\Bigr)^2 / c
+
+        \ell = \tfrac{\nu+k}{2}\log(1 + Q/\nu) + \tfrac12\sum\log v + \tfrac12\log c
+               + (D-2)(\log\sin\theta - \log\theta)
+
+    Only the directions of ``target`` and ``sample`` matter. The last term is unbounded below as theta -> pi;
+    theta is held just short of it.
+
+    Args:
+        target: embedding z of the other view, shape ``[..., D]``.
+        sample: latent sample s, shape ``[..., D]``.
+        variance: posterior variance v > 0, shape ``[..., D]``.
+        nu: degrees of freedom; ``math.inf`` is the Gaussian limit, Q/2.
+        center_variance: divide v by its geometric mean first (the paper does so for ImageNet-1K).
+
+    Returns:
+        The negative log-density up to a constant, shape ``[...]``.
+
+    >>> north, east = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 0.0])
+    >>> directional_nll(north, north, torch.ones(3)).item()
+    0.0
+    >>> round(directional_nll(east, north, torch.ones(3), nu=math.inf).item(), 4)  # theta^2/2 - log(theta)
+    0.7821
+    """
+    target, sample, variance = _checked(nu, target=target, sample=sample, variance=variance)
+    dim = target.shape[-1]
+    log_v = variance.log()
+    if center_variance:
+        log_v = log_v - log_v.mean(-1, keepdim=True)
+    w = torch.exp(-log_v)
+
+    z_hat, n = unit(target), unit(sample)
+    sin2_half = sine_squared_of_half_angle(z_hat, n)  # [..., 1]
+    ratio = theta_over_sine(sin2_half)
+    t = ratio * (z_hat - (1 - 2 * sin2_half) * n)  # cos(theta) = 1 - 2 sin^2(theta/2)
+
+    c = (n * n * w).sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
+    b = (t * n * w).sum(-1, keepdim=True)
+    q = ((t - (b / c) * n).square() * w).sum(-1)  # equals sum t^2 w - b^2/c, and cannot round below zero
+
+    log_det = 0.5 * (log_v.sum(-1) + c.squeeze(-1).log())
+    log_jacobian = -(dim - 2) * ratio.squeeze(-1).log()
+    return _student_t(q, nu, dim - 1) + log_det + log_jacobian
+
+
+def radial_nll(target: Tensor, sample: Tensor, nu: float = 1.0) -> Tensor:
+    r"""Student-t negative log-density of the target's norm around the sample's (Eq. rad-nll-arch, unit scale).
+
+    .. math:: \ell = \tfrac{\nu+1}{2}\log\bigl(1 + (|z|-|s|)^2/\nu\bigr)
+
+    Args:
+        target: embedding z of the other view, shape ``[..., D]``.
+        sample: latent sample s, shape ``[..., D]``.
+        nu: degrees of freedom; ``math.inf`` is the Gaussian limit.
+
+    Returns:
+        The negative log-density up to a constant, shape ``[...]``.
+
+    >>> round(radial_nll(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])).item(), 4)  # log(1 + 3^2)
+    2.3026
+    """
+    target, sample = _checked(nu, target=target, sample=sample)
+    return _student_t((norm(target) - norm(sample)).square().squeeze(-1), nu, 1)
+
+
+def standard_nll(target: Tensor, sample: Tensor, variance: Tensor, nu: float = 1.0) -> Tensor:
+    r"""Unfactorised Student-t negative log-density of the embedding itself (Eq. elliptical-t).
+
+    .. math:: \ell = \tfrac{\nu+D}{2}\log\bigl(1 + \tfrac1\nu\sum (z-s)^2/v\bigr) + \tfrac12\sum\log v
+
+    It couples direction and magnitude; the paper uses it to show the norm pathology.
+
+    Args:
+        target: embedding z of the other view, shape ``[..., D]``.
+        sample: latent sample s, shape ``[..., D]``.
+        variance: posterior variance v > 0, shape ``[..., D]``.
+        nu: degrees of freedom; ``math.inf`` is the Gaussian limit.
+
+    Returns:
+        The negative log-density up to a constant, shape ``[...]``.
+
+    >>> standard_nll(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.ones(2), nu=math.inf).item()
+    2.0
+    """
+    target, sample, variance = _checked(nu, target=target, sample=sample, variance=variance)
+    q = ((target - sample).square() / variance).sum(-1)
+    return _student_t(q, nu, target.shape[-1]) + 0.5 * variance.log().sum(-1)
+
+
+def gaussian_kl(mean: Tensor, variance: Tensor) -> Tensor:
+    r"""KL divergence from N(mean, diag(variance)) to the standard normal prior (Eq. kl-arch, one view).
+
+    .. math:: \tfrac12 \sum (v + \mu^2 - 1 - \log v)
+
+    Args:
+        mean: posterior mean, shape ``[..., D]``.
+        variance: posterior variance > 0, shape ``[..., D]``.
+
+    Returns:
+        The divergence, shape ``[...]``.
+
+    >>> gaussian_kl(torch.tensor([1.0, 0.0]), torch.ones(2)).item()
+    0.5
+    """
+    mean, variance = _checked(1.0, mean=mean, variance=variance)
+    return 0.5 * (variance + mean.square() - 1 - variance.log()).sum(-1)
+
+
+def norm(x: Tensor) -> Tensor:
+    """Euclidean norm over the last dimension, kept, and never under the floor."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return length.clamp_min(NORM_FLOOR)
+
+
+def unit(x: Tensor) -> Tensor:
+    """The direction of x; zero for a zero vector."""
+    return x / norm(x)
+
+
+def sine_squared_of_half_angle(a_hat: Tensor, b_hat: Tensor) -> Tensor:
+    """sin^2(theta/2) between unit vectors, shape ``[..., 1]``, held short of the antipode.
+
+    Chords keep the digits that 1 - cos(theta) and 1 + cos(theta) lose near 0 and pi, and have gradients where
+    arccos has none. A zero vector (which has no direction) is at a right angle to everything.
+    """
+    near = (a_hat - b_hat).square().sum(-1, keepdim=True)
+    far = (a_hat + b_hat).square().sum(-1, keepdim=True)
+    return (near / (near + far).clamp_min(NORM_FLOOR)).clamp_max(1 - ANTIPODE_CLAMP)
+
+
+def theta_over_sine(sin2_half: Tensor) -> Tensor:
+    """Theta / sin(theta) as a smooth function of x = sin^2(theta/2), by its series where 0/0 threatens.
+
+    >>> theta_over_sine(torch.tensor([0.0, 0.5]))  # theta = 0 and pi/2
+    tensor([1.0000, 1.5708])
+    """
+    small = sin2_half < 1e-3
+    x = torch.where(small, 0.25, sin2_half)  # keeps the unused branch, and its gradient, finite
+    exact = torch.asin(x.sqrt()) / (x * (1 - x)).sqrt()
+    y = torch.where(small, sin2_half, 0.0)
+    series = 1 + y * (2 / 3 + y * (8 / 15 + y * (16 / 35 + y * (128 / 315 + y * (256 / 693)))))
+    return torch.where(small, series, exact)
+
+
+def _student_t(q: Tensor, nu: float, dim: int) -> Tensor:
+    """Student-t kernel of a squared distance q in ``dim`` dimensions; Gaussian at nu = inf."""
+    return q / 2 if math.isinf(nu) else (nu + dim) / 2 * torch.log1p(q / nu)
+
+
+def _checked(nu: float, **tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in float32 or better, after checking what a caller can get wrong."""
+    if not nu > 0:
+        raise ValueError(f"nu must be positive (math.inf is the Gaussian limit), got {nu}")
+    shapes = {name: tuple(x.shape) for name, x in tensors.items()}
+    if len({shape[-1:] for shape in shapes.values()}) != 1 or () in shapes.values():
+        raise ValueError(f"the last dimension (features) must be the same for all, got shapes {shapes}")
+    return tuple(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in tensors.values())

@@ -1,0 +1,116 @@
+"""Saved models: weights in safetensors, and a description that says how to build the model and feed it."""
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from vje.errors import UserError
+from vje.preprocessing import Preprocessing
+from vje.runs import RunFolder, read_json, write_atomically, write_json
+
+if TYPE_CHECKING:
+    from vje.methods.vje import VJE
+
+FORMAT = "vje-model"
+
+
+def load(path: str | Path, device: str = "cpu") -> "VJE":
+    """A model ready for inference.
+
+    Args:
+        path: a run folder (of an unfinished run, its newest checkpoint is taken, with a warning), or the
+            ``.safetensors`` file that :meth:`VJE.save` wrote.
+        device: where to put it.
+    """
+    from vje.training import checkpoint
+
+    file = Path(path)
+    if not file.exists():
+        raise UserError(f"no model at {path}: that path does not exist.")
+    if file.is_dir():
+        folder, file = file, file / "model.safetensors"
+        if not file.exists():
+            newest, _ = checkpoint.newest(RunFolder.open(folder).checkpoints)
+            if newest is None:
+                raise UserError(f"{folder} holds no model and no checkpoint yet: train it with `vje train --resume`.")
+            warnings.warn(f"{folder} is not finished; using its state after step {newest.info['step']}", stacklevel=2)
+            prefix = "method."
+            weights = {k.removeprefix(prefix): x for k, x in newest.tensors.items() if k.startswith(prefix)}
+            return _assemble(read_json(file.with_suffix(".json")), weights, file, device)
+    return _assemble(read_json(file.with_suffix(".json")), _read_weights(file), file, device)
+
+
+def describe(model: "VJE") -> dict[str, Any]:
+    """The content of ``model.json``."""
+    architecture, preprocessing = model.encoder.architecture, model.preprocessing
+    if architecture is None:
+        raise UserError(
+            "this model's encoder was built by hand, so its file could not be loaded again: build it with "
+            "vje.build_encoder, or give Encoder an architecture."
+        )
+    return {
+        "format": FORMAT,
+        "method": "vje",
+        "dim": model.encoder.dim,
+        "architecture": architecture.as_dict(),
+        "hyperparameters": model.hyperparameters(),
+        "preprocessing": None if preprocessing is None else preprocessing.as_dict(),
+    }
+
+
+def save_model(model: "VJE", path: str | Path) -> Path:
+    """Write a model's weights and description; see :meth:`VJE.save`."""
+    file = Path(path) if str(path).endswith(".safetensors") else Path(path) / "model.safetensors"
+    description = describe(model)
+    weights = {name: x.detach().cpu().contiguous().clone() for name, x in model.state_dict().items()}
+    write_atomically(file, save(weights, metadata={"format": FORMAT}))
+    write_json(file.with_suffix(".json"), description)
+    return file
+
+
+def start_from(model: "VJE", other: "VJE") -> list[str]:
+    """Copy another model's weights where names and shapes agree; returns the names that were left as they were."""
+    theirs, ours = other.state_dict(), model.state_dict()
+    fitting = {name: x for name, x in theirs.items() if name in ours and ours[name].shape == x.shape}
+    if not any(name.startswith("encoder.") for name in fitting):
+        raise UserError("--init: the model there has another encoder; use the same --encoder and --size stem.")
+    model.load_state_dict(fitting, strict=False)
+    if model.target is not None and other.target is None:
+        model.target.load_state_dict(model.encoder.state_dict())
+    return sorted(ours.keys() - fitting.keys())
+
+
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as content:
+            if (content.metadata() or {}).get("format") != FORMAT:
+                raise UserError(f"{file} is not a model of this program.")
+            return {name: content.get_tensor(name) for name in content.keys()}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read as a model: it is cut short or foreign ({error}).") from None
+
+
+def _assemble(description: dict[str, Any], weights: dict[str, Tensor], file: Path, device: str) -> "VJE":
+    from vje.methods.vje import VJE
+    from vje.networks.encoders import build_encoder
+
+    if description.get("format") != FORMAT:
+        raise UserError(f"{file.with_suffix('.json')} does not describe a model of this program.")
+    preprocessing = description["preprocessing"]
+    hyperparameters = description["hyperparameters"]
+    model = VJE(
+        build_encoder(**description["architecture"]),
+        **hyperparameters | {"nu": float(hyperparameters["nu"])},
+        preprocessing=None if preprocessing is None else Preprocessing(**preprocessing),
+    )
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"{file} does not fit its description: {str(error).splitlines()[-1].strip()}") from None
+    module: nn.Module = model.to(device).eval().requires_grad_(False)
+    assert isinstance(module, VJE)
+    return module

@@ -1,0 +1,1 @@
+"""Encoders, the inference network and the EMA target."""

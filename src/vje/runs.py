@@ -1,0 +1,213 @@
+"""The run folder: what is in it, where, and how it is read and written. Importable without torch.
+
+::
+
+    RUN/
+      config.json          every setting of the run, with the schema version
+      environment.json     versions, device, commit
+      data.json            which images were used, held out and skipped
+      metrics.jsonl        one line an epoch
+      warnings.jsonl       what the alarms said
+      checkpoints/         the last few states of training
+      model.safetensors    the trained model, and model.json, its description
+      evaluation.json      what `vje evaluate` found
+      cache/               features, by weights and data
+"""
+
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vje.errors import UserError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run, and access to its small files."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path) -> "RunFolder":
+        """Make a new run folder; one that holds a run already is refused."""
+        run = cls(path)
+        if run.config_file.exists():
+            raise UserError(
+                f"{path} already holds a run ({run.progress()}). "
+                f"Continue it with `vje train --resume {path}`, or choose another folder with --out."
+            )
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file, and a run needs a folder: choose another with --out.")
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no run: choose a new or empty folder with --out.")
+        try:
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {path} ({error.strerror}): choose a folder you may write to with --out."
+            ) from None
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """An existing run folder."""
+        run = cls(Path(path))
+        if not run.path.exists():
+            raise UserError(f"no run at {path}: that path does not exist.{_nearby_runs(run.path)}")
+        if not run.config_file.is_file():
+            raise UserError(f"{path} is not a run folder: it has no config.json.{_nearby_runs(run.path)}")
+        return run
+
+    @property
+    def config_file(self) -> Path:
+        """Every setting of the run."""
+        return self.path / "config.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of training states."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object an epoch."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def warnings_file(self) -> Path:
+        """One JSON object a warning."""
+        return self.path / "warnings.jsonl"
+
+    @property
+    def model_file(self) -> Path:
+        """The trained model's weights; its description is beside it."""
+        return self.path / "model.safetensors"
+
+    @property
+    def cache(self) -> Path:
+        """Folder of cached features; may be deleted at any time."""
+        return self.path / "cache"
+
+    def read(self, name: str) -> dict[str, Any]:
+        """The JSON object in ``RUN/<name>.json``."""
+        return read_json(self.path / f"{name}.json")
+
+    def write(self, name: str, value: dict[str, Any]) -> Path:
+        """Write ``RUN/<name>.json``, whole or not at all."""
+        file = self.path / f"{name}.json"
+        write_json(file, value)
+        return file
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The epochs recorded so far."""
+        return list(_read_lines(self.metrics_file))
+
+    def append(self, file: Path, record: dict[str, Any]) -> None:
+        """Add one line to a ``.jsonl`` file of the run."""
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(finite(record)) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop recorded lines later than ``step``: training goes on from there and will write them again."""
+        for file in (self.metrics_file, self.warnings_file):
+            if file.exists():
+                kept = [record for record in _read_lines(file) if record["step"] <= step]
+                write_atomically(file, "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+    def progress(self) -> str:
+        """How far the run got, in words."""
+        if self.model_file.exists():
+            return "finished"
+        epochs = self.metrics()
+        return f"{epochs[-1]['epoch']} epochs done" if epochs else "no epoch finished yet"
+
+
+def next_free(path: Path) -> Path:
+    """``path``, or ``path-2``, ``path-3``, ... if it is taken.
+
+    >>> next_free(Path("surely/nothing/here"))
+    PosixPath('surely/nothing/here')
+    """
+    candidate, number = path, 2
+    while candidate.exists() and any(candidate.iterdir()):
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object that this package wrote."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{file} is missing.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is damaged: it is not valid JSON ({error}).") from None
+    schema = value.get("schema", SCHEMA) if isinstance(value, dict) else None
+    if schema is None:
+        raise UserError(f"{file} is damaged: it should hold a JSON object.")
+    if schema > SCHEMA:
+        raise UserError(f"{file} was written by a newer vje (schema {schema}, this one knows {SCHEMA}): upgrade vje.")
+    return dict(value)
+
+
+def write_json(file: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object with the schema version, atomically."""
+    text = json.dumps({"schema": SCHEMA, **finite(value)}, indent=2) + "\n"
+    write_atomically(file, text.encode())
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Replace a file so that a reader, or a power cut, sees the old content or the new, never a part."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {file} ({error.strerror}): free some space or choose another folder.") from None
+
+
+def finite(value: Any) -> Any:
+    """The value with what JSON cannot say (infinities, NaN, paths) as strings.
+
+    >>> finite({"nu": math.inf, "out": Path("runs"), "k": (1, 2.5)})
+    {'nu': 'inf', 'out': 'runs', 'k': [1, 2.5]}
+    """
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Records of a ``.jsonl`` file; a last line cut short by a power loss is passed over."""
+    if not file.exists():
+        return
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
+
+
+def _nearby_runs(path: Path) -> str:
+    runs = sorted({p.parent for base in (path, path.parent) for p in base.glob("*/config.json")})
+    names = ", ".join(re.sub(r"^\./", "", str(p)) for p in runs[:5])
+    return f" Runs nearby: {names}." if runs else ""

@@ -1,0 +1,260 @@
+"""The training loop: epochs of steps, with callbacks around them and a checkpoint whenever it may be needed."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vje.runs import RunFolder
+from vje.training import checkpoint
+from vje.training.alarms import CollapseWatch, non_finite
+from vje.training.distributed import World
+from vje.training.step import Batches, TrainStep
+
+
+class EpochBatches(Batches, Protocol):
+    """Batches that the loop leads through the epochs."""
+
+    steps_per_epoch: int
+
+    def start_epoch(self, epoch: int, first_step: int) -> None:
+        """Begin an epoch at one of its steps."""
+
+    def advance(self) -> None:
+        """Have the next step's images ready."""
+
+    def notes(self) -> dict[str, Any]:
+        """What an epoch's record should say about the images."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        epoch: the current one, from 1.
+        epochs: of the whole run.
+        epoch_step: steps done of this epoch.
+        steps_per_epoch: in an epoch.
+        images_per_step: over all processes.
+        images_per_second: over the last stretch.
+        averages: the epoch's reported numbers so far.
+    """
+
+    epoch: int
+    epochs: int
+    epoch_step: int
+    steps_per_epoch: int
+    images_per_step: int
+    images_per_second: float
+    averages: dict[str, float]
+
+
+class Callback:
+    """What the loop tells others, in the process that writes. All methods do nothing by default."""
+
+    def on_progress(self, progress: Progress) -> None:
+        """Some steps were taken."""
+
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """An epoch is over; ``record`` may be added to before it is written."""
+
+    def on_recorded(self, record: dict[str, Any]) -> None:
+        """The epoch's record is complete and written."""
+
+    def on_warning(self, text: str) -> None:
+        """An alarm has something to say."""
+
+
+class Stopped(Exception):
+    """Training was asked to stop, and its state is saved."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+
+
+@dataclass
+class Loop:
+    """Trains to the end, or to a request to stop.
+
+    Attributes:
+        step: the training step.
+        batches: its images.
+        epochs: how many in all.
+        world: the processes.
+        watch: for collapse.
+        rank_of: effective rank of the embeddings, given the sum of their outer products.
+        run: where records and checkpoints go; None keeps nothing.
+        callbacks: told as training goes.
+        global_batch: images a step over all processes.
+        check_every: steps between looks at the device (alarms, progress, requests to stop).
+        checkpoint_epochs: epochs between checkpoints.
+        checkpoint_seconds: and at the latest after this long.
+    """
+
+    step: TrainStep
+    batches: EpochBatches
+    epochs: int
+    world: World
+    watch: CollapseWatch
+    rank_of: Callable[[Tensor], float]
+    run: RunFolder | None = None
+    callbacks: Sequence[Callback] = ()
+    global_batch: int = 256
+    check_every: int = 1
+    checkpoint_epochs: int = 10
+    checkpoint_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        self._stop = False
+        self._steps_done = 0
+        self._elapsed = 0.0
+        self._last_checkpoint = time.monotonic()
+
+    @property
+    def steps_done(self) -> int:
+        """Steps taken so far, by this session and those before it."""
+        return self._steps_done
+
+    def resume(self) -> list[str]:
+        """Go on from the newest readable checkpoint, if there is one; says what it had to pass over."""
+        assert self.run is not None
+        found, complaints = checkpoint.newest(self.run.checkpoints)
+        if found is not None:
+            checkpoint.restore(self.step, found)
+            self._steps_done, self._elapsed = found.info["step"], found.info["elapsed"]
+            self.watch.load(found.info["watch"])
+            if not self.world.writes:  # the saved sums are those of all processes
+                self.step.state.start_epoch()
+        if self.world.writes:
+            self.run.forget_after(self._steps_done)
+        return complaints
+
+    def __call__(self) -> None:
+        """Train."""
+        self._last_checkpoint = time.monotonic()
+        with self._listening():
+            first_epoch, first_step = divmod(self._steps_done, self.batches.steps_per_epoch)
+            for epoch in range(first_epoch, self.epochs):
+                self._train_epoch(epoch, first_step)
+                first_step = 0
+
+    def _train_epoch(self, epoch: int, first_step: int) -> None:
+        total = self.batches.steps_per_epoch
+        if first_step == 0:
+            self.step.state.start_epoch()
+        self.step.method.train()
+        self.batches.start_epoch(epoch, first_step)
+        began = mark = time.monotonic()
+        since = 0
+        for done in range(first_step + 1, total + 1):
+            self.batches.advance()
+            self.step()
+            self._steps_done, since = self._steps_done + 1, since + 1
+            if done == total or done % self.check_every == 0:
+                averages = self._look(done)
+                now = time.monotonic()
+                speed, mark, since = since * self.global_batch / (now - mark), now, 0
+                self._tell(Progress(epoch + 1, self.epochs, done, total, self.global_batch, speed, averages))
+                if done < total:  # at the end, the epoch is recorded first
+                    self._save_if_needed(now - began)
+        seconds = time.monotonic() - began
+        self._elapsed += seconds
+        self._end_epoch(epoch + 1, seconds, (total - first_step) * self.global_batch / seconds)
+
+    def _look(self, done: int) -> dict[str, float]:
+        """Wait for the device, and stop if something went wrong there."""
+        state = self.step.state
+        averages = self.step.averages(done)
+        bad = int(state.bad_step)
+        if bad >= 0:
+            parts = dict(zip(self.step.names, state.bad_parts.tolist(), strict=True))
+            folder = self.run.path if self.run is not None and self.world.writes else None
+            raise non_finite(bad, parts, self.step.rebuild_batch(bad), folder)
+        return averages
+
+    def _tell(self, progress: Progress) -> None:
+        if self.world.writes:
+            for callback in self.callbacks:
+                callback.on_progress(progress)
+
+    def _end_epoch(self, epoch: int, seconds: float, speed: float) -> None:
+        state, total = self.step.state, self.batches.steps_per_epoch
+        sums, gram = self.world.sum(state.sums), self.world.sum(state.gram)
+        record: dict[str, Any] = {"epoch": epoch, "step": self._steps_done}
+        record |= dict(zip(self.step.names, (sums / (total * self.world.size)).tolist(), strict=True))
+        record["effective_rank"] = self.rank_of(gram)
+        record["lr"] = float(self.step.learning_rates[self._steps_done - 1])
+        record |= self.batches.notes()
+        record |= {"images_per_second": round(speed, 1), "seconds": round(seconds, 3)}
+        record["elapsed"] = round(self._elapsed, 3)
+        if self.world.writes:
+            self._record(record)
+        self._save_if_needed(due=epoch % self.checkpoint_epochs == 0 or epoch == self.epochs)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback.on_epoch(record)
+        warnings = self.watch(record)
+        if self.run is not None:
+            self.run.append(self.run.metrics_file, record)
+            for text in warnings:
+                self.run.append(self.run.warnings_file, {"step": self._steps_done, "text": text})
+        for callback in self.callbacks:
+            for text in warnings:
+                callback.on_warning(text)
+            callback.on_recorded(record)
+
+    # Stopping and saving
+
+    def _save_if_needed(self, seconds: float = 0.0, due: bool = False) -> None:
+        """All processes agree whether to save, and whether to stop."""
+        late = time.monotonic() - self._last_checkpoint > self.checkpoint_seconds
+        stop, due = self.world.any(self._stop, due or late)
+        if stop or due:
+            self._write_checkpoint(seconds)
+        if stop and self._steps_done < self.epochs * self.batches.steps_per_epoch:
+            raise Stopped(self._steps_done)
+
+    def _write_checkpoint(self, seconds: float = 0.0) -> None:
+        """Save the state, with the epoch's sums taken over all processes."""
+        state = self.step.state
+        local = state.sums.clone(), state.gram.clone()
+        state.sums.copy_(self.world.sum(local[0]))
+        state.gram.copy_(self.world.sum(local[1]))
+        if self.run is not None and self.world.writes:
+            info = {"step": self._steps_done, "elapsed": self._elapsed + seconds, "watch": self.watch.state()}
+            checkpoint.write(self.run.checkpoints, checkpoint.capture(self.step, info))
+        state.sums.copy_(local[0])
+        state.gram.copy_(local[1])
+        self._last_checkpoint = time.monotonic()
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Turn Ctrl-C and SIGTERM into a request to stop after the present step; a second Ctrl-C is obeyed at once."""
+
+        def request(number: int, frame: FrameType | None) -> None:
+            if self._stop and number == signal.SIGINT:
+                signal.default_int_handler(number, frame)
+            self._stop = True
+
+        before = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, request)
+        except ValueError:  # not the main thread, as in a notebook's worker: signals are someone else's
+            pass
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
