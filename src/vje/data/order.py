@@ -44,7 +44,7 @@ def rank_slice(batch_size: int, rank: int, world: int) -> slice:
     share, rest = divmod(batch_size, world)
     if rest or not share:
         raise UserError(
-            f"a batch of {batch_size} cannot be shared equally by {world} processes; use a multiple of {world}"
+            f"a batch of {batch_size} cannot be divided equally among {world} processes; use a multiple of {world}"
         )
     return slice(rank * share, (rank + 1) * share)
 

@@ -215,7 +215,7 @@ class TrainStep:
         with wait:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.autocast):
                 output = self._forward(views, draws)
-            (output.loss / self.options.accumulate).backward()  # type: ignore[no-untyped-call]
+            (output.loss / self.options.accumulate).backward()
         return output
 
     def _finish(self, parts: Tensor, state: StepState) -> None:

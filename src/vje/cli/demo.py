@@ -1,0 +1,157 @@
+"""``vje demo``: train on scikit-learn's handwritten digits on the CPU, and show what was learned."""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from vje.config import load_recipe, to_dict
+from vje.errors import UserError
+from vje.runs import RunFolder
+
+if TYPE_CHECKING:
+    import torch
+
+    from vje.data.splits import Splits
+    from vje.evaluation.features import Features
+    from vje.methods.vje import VJE
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a small VJE encoder on 8x8 digits (no labels used), evaluate it, and draw the most and least typical."""
+
+    out: Path = Path("runs/demo")
+    """Run folder; a demo that is there already is replaced."""
+    epochs: int | None = None
+    """Passes over the 1,438 training digits; the default is the recipe's."""
+    seed: int = 0
+    """Of everything random."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the demo."""
+    options = tyro.cli(Options, args=arguments, prog="vje demo")
+    recipe = load_recipe("digits")
+    epochs = options.epochs or recipe.optimizer.epochs
+    config = replace(
+        recipe,
+        recipe="demo",
+        optimizer=replace(recipe.optimizer, epochs=epochs),
+        run=replace(recipe.run, seed=options.seed, device="cpu"),
+    )
+    config.check()
+    folder = _fresh_folder(options.out)
+
+    from vje.cli.session import train
+
+    print("Training on scikit-learn's handwritten digits, without their labels.\n")
+    status = train(config, folder, resuming=False, environment={"command": ["vje", "demo"]}, settings=to_dict(config))
+    return status or _show(folder)
+
+
+def _fresh_folder(out: Path) -> RunFolder:
+    """An empty run folder; only an earlier demo is ever removed."""
+    existing = RunFolder(out)
+    if existing.config_file.exists() and existing.read("config").get("recipe") == "demo":
+        shutil.rmtree(out)
+    elif existing.config_file.exists():
+        raise UserError(f"{out} holds a run that is not a demo: choose another folder with --out.")
+    return RunFolder.create(out)
+
+
+def _show(folder: RunFolder) -> int:
+    """Evaluate and explain."""
+    import torch
+
+    from vje.build import build_method, open_splits
+    from vje.cli.evaluate import run_config
+    from vje.evaluation.evaluate import evaluate, knn_of_features, posterior_scores
+    from vje.evaluation.features import cached_features, compute_features
+    from vje.models import load
+
+    config = run_config(folder, None, None)
+    model = load(folder.path)
+    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    bank, test = (cached_features(model, source, folder.cache) for source in (splits.bank, splits.test))
+    result = evaluate(model, bank, test)
+    assert model.preprocessing is not None
+    torch.manual_seed(config.run.seed)
+    untrained = build_method(config, model.preprocessing).eval()
+    before = knn_of_features(
+        untrained, compute_features(untrained, splits.bank), compute_features(untrained, splits.test)
+    )
+    result["knn_untrained"], result["knn_pixels"] = before, _pixels(splits)
+    result["data"] = {"name": "digits", "test_images": len(splits.test), "seed": config.run.seed}
+    folder.write("evaluation", result)
+    picture = folder.path / "typical.png"
+    scores = posterior_scores(model, test.z)
+    _draw(picture, splits, test, scores["nll"])
+    _explain(result, scores, folder, picture, model)
+    return 0
+
+
+def _pixels(splits: "Splits") -> float:
+    """k-NN accuracy of the raw pixels."""
+    import torch
+
+    from vje.evaluation.knn import knn_accuracy
+
+    def flat(source: Any) -> "torch.Tensor":
+        return torch.as_tensor(source.planes(range(len(source)))).flatten(1).float()
+
+    bank, test = splits.bank, splits.test
+    return knn_accuracy(flat(bank), torch.as_tensor(bank.labels), flat(test), torch.as_tensor(test.labels))
+
+
+def _draw(picture: Path, splits: "Splits", test: "Features", nll: "torch.Tensor", count: int = 10) -> None:
+    import numpy as np
+
+    from vje.reporting.gallery import save_gallery
+
+    order = nll.argsort().tolist()
+    rows = []
+    for title, chosen in (("most typical", order[:count]), ("least typical", order[::-1][:count])):
+        images = [np.asarray(splits.test.image(int(test.kept[i]), 1))[None] for i in chosen]
+        captions = [f"NLL {float(nll[i]):.0f}" for i in chosen]
+        rows.append((f"The {title} of {len(nll)} digits that were not trained on", images, captions))
+    save_gallery(picture, rows)
+
+
+def _explain(
+    result: dict[str, Any], scores: dict[str, "torch.Tensor"], folder: RunFolder, picture: Path, model: "VJE"
+) -> None:
+    """What was learned, in words."""
+    from rich.console import Console
+    from rich.table import Table
+
+    knn, before, posterior = result["knn"], result["knn_untrained"], result["posterior"]
+    table = Table(title="Which digit is it? k-NN accuracy (k = 20) on digits that were not trained on")
+    for column in ("representation", "untrained", "trained"):
+        table.add_column(column, justify="left" if column == "representation" else "right")
+    table.add_row("raw pixels", f"{result['knn_pixels']:.1f}%", "")
+    for name, label in (("z", "z, the encoder's embedding"), ("mean", "mean of the posterior"), ("target", "EMA z")):
+        if name in knn:
+            table.add_row(label, f"{before[name]:.1f}%", f"{knn[name]:.1f}%")
+    console = Console()
+    console.print()
+    console.print(table)
+    dim = model.encoder.dim
+    low, high = (float(scores["nll"].quantile(q)) for q in (0.05, 0.95))
+    console.print(
+        f"\nEvery digit has its own Gaussian posterior over {dim} features. Its variance is {posterior['variance']:.2f} "
+        f"on average (the prior's is 1) and varies over features by a factor of {posterior['anisotropy']:.2f} "
+        f"(std / mean);\nit holds {posterior['kl']:.0f} nats more than the prior. "
+        f"{result['effective_rank']:.0f} of the {dim} dimensions are in real use. The negative log-likelihood, the "
+        f"score of how\nunusual an image is, runs from {low:.0f} for typical digits to {high:.0f} for odd ones.",
+        highlight=False,
+    )
+    console.print(f"\nThe most and least typical digits: {picture}")
+    console.print(f"Everything about the run:          {folder.path}")
+    console.print("\nWhat to run next:")
+    console.print("  vje train cifar10-ema               the paper's CIFAR-10 setting (one GPU, minutes)")
+    console.print("  vje train folder --data PHOTOS/     your own images, no labels needed")
+    console.print(f"  vje embed {folder.path} digits --out digits.npz")
+    console.print("  vje recipes                         what else can be trained by name")

@@ -1,0 +1,140 @@
+"""``vje embed RUN IMAGES --out FILE``: embeddings, posteriors and statistics for each image."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from vje.data.sources import ImageSource
+from vje.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMATS = (".npz", ".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write z, mean, variance and the statistics of each image to a file.
+
+    .npz and .parquet hold everything, .csv the statistics alone. Images that cannot be read are counted and named.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Run folder, or a model.safetensors file."""
+    images: tyro.conf.Positional[tuple[str, ...]]
+    """Image files and folders, one .npz file, or the name of a data set."""
+    out: Path
+    """File to write: .npz, .csv or .parquet."""
+    split: Literal["train", "val", "test"] | None = None
+    """Which part of a data set; the default is its only one, or test."""
+    data_dir: Path = Path("data")
+    """Where named data sets are."""
+    force: bool = False
+    """Replace the file if it is there."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute."""
+    batch: int = 500
+    """Images at a time."""
+    workers: int = 8
+    """Threads that decode files."""
+
+
+def run(arguments: list[str]) -> int:
+    """Embed and write."""
+    options = tyro.cli(Options, args=arguments, prog="vje embed")
+    _check(options)
+    source = open_images(options.images, options.split, options.data_dir)
+    columns, failures = _compute(options, source)
+    _write(options.out, columns, failures)
+    print(f"{len(columns['name']):,} images embedded; written to {options.out}")
+    if failures:
+        print(f"{len(failures)} files could not be read, such as {failures[0][0]}: {failures[0][1]}")
+    return 0
+
+
+def _check(options: Options) -> None:
+    """Find mistakes before anything is computed."""
+    if options.out.suffix not in FORMATS:
+        raise UserError(f"--out {options.out}: the file must end in {', '.join(FORMATS)}.")
+    if options.out.exists() and not options.force:
+        raise UserError(f"{options.out} exists already: choose another --out, or add --force to replace it.")
+    if not options.out.parent.is_dir():
+        raise UserError(f"--out {options.out}: there is no folder {options.out.parent}.")
+    if not options.run.exists():
+        raise UserError(f"no run or model at {options.run}: that path does not exist.")
+    if options.out.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise UserError("writing .parquet needs pyarrow: pip install 'vje[parquet]', or use .npz.") from None
+
+
+def open_images(images: tuple[str, ...], split: str | None, data_dir: Path) -> ImageSource:
+    """Images a person named: files and folders, an ``.npz`` file, or a data set."""
+    from vje.data.folders import scan_paths
+    from vje.data.registry import open_data
+
+    only = images[0] if len(images) == 1 else None
+    if only is None or (Path(only).exists() and not only.endswith(".npz") and split is None):
+        return scan_paths(images)
+    raw = open_data(only, data_dir)
+    splits = {"test": raw.test, "val": raw.val, "train": raw.train}
+    parts = {name: part for name, part in splits.items() if part is not None}
+    if split is not None and split not in parts:
+        raise UserError(f"{only} has no {split} split; it has {', '.join(parts)}.")
+    return parts[split] if split is not None else next(iter(parts.values()))
+
+
+def _compute(options: Options, source: ImageSource) -> tuple[dict[str, "np.ndarray[Any, Any]"], list[tuple[str, str]]]:
+    import numpy as np
+    import torch
+    from rich.console import Console
+
+    from vje.build import resolve_device, set_determinism
+    from vje.cli.console import counting
+    from vje.evaluation.evaluate import posterior_scores
+    from vje.evaluation.features import compute_features
+    from vje.models import load
+
+    set_determinism(deterministic=False)
+    model = load(options.run, str(resolve_device(options.device)))
+    with counting(Console(stderr=True), "images") as report:
+        features = compute_features(model, source, options.batch, options.workers, report)
+    names = np.asarray([source.names[i] for i in features.kept.tolist()])
+    scores = {name: x.numpy() for name, x in posterior_scores(model, features.z).items()}
+    columns = {"name": names, **{f"mean_{k}" if k == "variance" else k: x for k, x in scores.items()}}
+    if options.out.suffix != ".csv":
+        device = next(model.parameters()).device
+        with torch.no_grad():
+            chunks = [model.inference(chunk.to(device)) for chunk in features.z.split(8192)]
+        columns["z"] = features.z.numpy()
+        columns["mean"] = torch.cat([q.mean.cpu() for q in chunks]).numpy()
+        columns["variance"] = torch.cat([q.variance.cpu() for q in chunks]).numpy()
+    return columns, features.failures
+
+
+def _write(file: Path, columns: dict[str, "np.ndarray[Any, Any]"], failures: list[tuple[str, str]]) -> None:
+    """Write beside the file first, so that an interruption leaves nothing half-done under its name."""
+    import numpy as np
+
+    partial = file.with_name(f".{file.name}.partial")
+    if file.suffix == ".npz":
+        with partial.open("wb") as stream:
+            unreadable = np.asarray([f"{name}: {reason}" for name, reason in failures], dtype=str)
+            np.savez(stream, **columns, unreadable=unreadable)  # type: ignore[arg-type]
+    elif file.suffix == ".csv":
+        with partial.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(columns)
+            writer.writerows(zip(*(x.tolist() for x in columns.values()), strict=True))
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        lists = {name: list(x) if x.ndim > 1 else x for name, x in columns.items()}
+        parquet.write_table(pyarrow.table(lists), partial)
+    partial.replace(file)

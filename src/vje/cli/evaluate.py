@@ -1,0 +1,113 @@
+"""``vje evaluate RUN``: k-NN, posterior statistics and effective rank, as a table and as ``evaluation.json``."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from vje.config import Config, from_dict
+from vje.data.registry import check_data
+from vje.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Options:
+    """Evaluate a run on the images that it never trained on."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    data_dir: Path | None = None
+    """Where named data sets are; the default is where they were in training."""
+    data: str | None = None
+    """Name, folder or .npz, if the data has moved."""
+    k: int = 20
+    """Neighbours that vote."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute."""
+    batch: int = 500
+    """Images at a time."""
+    workers: int = 8
+    """Threads that decode files."""
+
+
+def run(arguments: list[str]) -> int:
+    """Evaluate, print and write."""
+    options = tyro.cli(Options, args=arguments, prog="vje evaluate")
+    folder = RunFolder.open(options.run)
+    config = run_config(folder, options.data, options.data_dir)
+    check_data(config.data.data, config.data.data_dir)
+    result = evaluate_run(folder, config, options)
+    file = folder.write("evaluation", result)
+    print_table(result)
+    print(f"\nWritten to {file}")
+    return 0
+
+
+def run_config(folder: RunFolder, data: str | None, data_dir: Path | None) -> Config:
+    """A run's config, with its data elsewhere if so said."""
+    values = folder.read("config")
+    values.pop("schema")
+    config = from_dict(Config, values, str(folder.config_file))
+    return replace(
+        config, data=replace(config.data, data=data or config.data.data, data_dir=data_dir or config.data.data_dir)
+    )
+
+
+def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[str, Any]:
+    """What ``evaluation.json`` holds."""
+    from rich.console import Console
+
+    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.cli.console import counting
+    from vje.evaluation.evaluate import evaluate
+    from vje.evaluation.features import cached_features, weights_fingerprint
+    from vje.models import load
+
+    device = resolve_device(options.device)
+    set_determinism(deterministic=False)
+    model = load(folder.path, str(device))
+    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    found = {}
+    for name, source in (("test", splits.test), ("train", splits.bank)):
+        if name == "test" or (source.labels is not None and splits.test.labels is not None):
+            with counting(Console(stderr=True), f"{name} images") as report:
+                found[name] = cached_features(model, source, folder.cache, options.batch, options.workers, report)
+    result = evaluate(model, found.get("train"), found["test"], options.k)
+    result["data"] = {"name": config.data.data, "test_images": len(splits.test), "seed": config.run.seed}
+    result["epochs"] = config.optimizer.epochs
+    result["weights"] = weights_fingerprint(model)[:16]
+    unreadable = sum(len(features.failures) for features in found.values())
+    return result | ({"unreadable": unreadable} if unreadable else {})
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """The result for a person."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    table.add_column("what it says", style="dim")
+    for name, value in result.get("knn", {}).items():
+        if name in KNN:
+            table.add_row(f"k-NN of {KNN[name]}", f"{value:.2f}%", f"k = {result['knn']['k']}, cosine")
+    for name, about in MEANING.items():
+        table.add_row(name, f"{result['posterior'][name]:.4g}", about)
+    table.add_row("effective rank", f"{result['effective_rank']:.1f}", "dimensions of z in real use")
+    Console().print(table)
+    if "knn" not in result:
+        print("k-NN accuracy needs labels, and this data has none.")
+
+
+KNN = {"z": "z", "mean": "posterior mean", "target": "EMA encoder's z"}
+MEANING = {
+    "variance": "posterior variance, mean over features (the prior's is 1)",
+    "kl": "nats of information over the prior",
+    "nll": "negative log-likelihood of z at s = mean",
+    "nll_directional": "its directional part",
+    "nll_radial": "its radial part",
+    "anisotropy": "spread of the variance over features (0: all alike)",
+    "cosine_mean_z": "the mean points away from z in high dimensions; see the docs",
+}

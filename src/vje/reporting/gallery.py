@@ -1,0 +1,37 @@
+"""Sheets of images with a line of text under each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def save_gallery(
+    file: Path, rows: Sequence[tuple[str, Sequence[NDArray[np.uint8]], Sequence[str]]], width: float = 1.1
+) -> None:
+    """Draw rows of images.
+
+    Args:
+        file: picture to write.
+        rows: (title, images ``[C, H, W]``, captions) of each row.
+        width: of one image, in inches.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    columns = max(len(images) for _, images, _ in rows)
+    figure = Figure(figsize=(columns * width, len(rows) * (width + 0.75)), layout="constrained")
+    for strip, (title, images, captions) in zip(np.atleast_1d(figure.subfigures(len(rows), 1)), rows, strict=True):
+        strip.suptitle(title, fontsize=10, x=0.01, ha="left")
+        axes = np.atleast_1d(strip.subplots(1, columns))
+        for axis in axes:
+            axis.axis("off")
+        for axis, image, caption in zip(axes, images, captions, strict=False):
+            picture = np.moveaxis(image, 0, -1)
+            axis.imshow(picture.squeeze(-1) if picture.shape[-1] == 1 else picture, cmap="gray", vmin=0, vmax=255)
+            axis.set_title(caption, fontsize=8, y=-0.28)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=140)
