@@ -82,7 +82,7 @@ class EncoderConfig:
     """Encoder."""
 
     encoder: str = "resnet18"
-    """resnet8, resnet18, resnet34, resnet50, resnet101, or any timm model."""
+    """resnet8, resnet14, resnet18, resnet34, resnet50, resnet101, or any timm model."""
     small_images: bool = True
     """3x3 first convolution without stride and no max-pooling, for images of 32 px or so."""
     normalization: Literal["batch", "group", "frozen"] = "batch"

@@ -59,7 +59,8 @@ class Draws:
         position = self.positions.unsqueeze(1)  # [B, 1]
         block = torch.arange(-(-count // 4), device=position.device)  # [count / 4]
         zero = torch.zeros_like(position * block)
-        counter = (zero + block, zero + position, zero + (self.step & _MASK), zero + (self.step >> 32))
+        # The first and third words are multiplied first: a compiler must not take them for small array indices.
+        counter = (zero + position, zero + block, zero + (self.step & _MASK), zero + (self.step >> 32))
         return torch.stack(philox(counter, (self.seed & _MASK, stream)), 2).flatten(1)
 
 

@@ -141,8 +141,8 @@ def _explain(
     dim = model.encoder.dim
     low, high = (float(scores["nll"].quantile(q)) for q in (0.05, 0.95))
     console.print(
-        f"\nEvery digit has its own Gaussian posterior over {dim} features. Its variance is {posterior['variance']:.2f} "
-        f"on average (the prior's is 1) and varies over features by a factor of {posterior['anisotropy']:.2f} "
+        f"\nEvery digit has its own Gaussian posterior over {dim} features. "
+        f"Its variance is {posterior['variance']:.2f} on average (the prior's is 1) and varies over features by a factor of {posterior['anisotropy']:.2f} "
         f"(std / mean);\nit holds {posterior['kl']:.0f} nats more than the prior. "
         f"{result['effective_rank']:.0f} of the {dim} dimensions are in real use. The negative log-likelihood, the "
         f"score of how\nunusual an image is, runs from {low:.0f} for typical digits to {high:.0f} for odd ones.",

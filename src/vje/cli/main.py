@@ -1,6 +1,7 @@
 """``vje``: finds the command and hands over. Nothing heavy is imported before a command needs it."""
 
 import difflib
+import os
 import sys
 from importlib import import_module
 
@@ -19,6 +20,8 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    # Threads that spin while they wait are several times slower on a machine that does other work too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return _dispatch(arguments)
     except UserError as error:

@@ -1,26 +1,21 @@
 """A training session: what `vje train` does once its arguments are known to be right."""
 
 import os
-import platform
-import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
-import torchvision
 from rich.console import Console
 
-import vje
 from vje.build import Data, build_data, build_loop, resolve_device, scaled_warmup, set_determinism
 from vje.cli.console import TrainingDisplay, duration
 from vje.cli.monitor import KNNMonitor, TensorBoard
 from vje.config import Config
+from vje.environment import environment as surroundings
 from vje.methods.vje import VJE
 from vje.models import describe
 from vje.runs import RunFolder
-from vje.training.distributed import World, world
+from vje.training.distributed import world
 from vje.training.loop import Callback, Loop, Stopped
 
 
@@ -43,7 +38,7 @@ def train(
         assert isinstance(model, VJE)
         if processes.writes:
             folder.write("config", settings)
-            folder.write("environment", environment | _environment(device, processes))
+            folder.write("environment", environment | surroundings(device) | {"processes": processes.size})
             folder.write("data", data.record())
             folder.write("model", describe(model))
         complaints = loop.resume() if resuming else []
@@ -120,33 +115,3 @@ def _introduce(
         )
     if loop.steps_done:
         console.print(f"Resuming after step {loop.steps_done}.")
-
-
-def _environment(device: torch.device, processes: World) -> dict[str, Any]:
-    return {
-        "vje": vje.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
-        "processes": processes.size,
-    }
-
-
-def _commit() -> str | None:
-    """Commit of the source tree this package runs from, marked if it was changed; None if it was installed."""
-    source = Path(vje.__file__).resolve().parents[2]
-    if not (source / ".git").exists():
-        return None
-    try:
-        git = ["git", "-C", str(source)]
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{commit}{'-changed' if dirty else ''}"

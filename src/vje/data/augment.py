@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from vje.random import Draws
 
@@ -243,7 +242,8 @@ def _blur_matrix(weights: Tensor, offset: Tensor, side: int) -> Tensor:
     """Band matrix ``[B, side, side]`` of a kernel, with reflection at the borders."""
     source = (torch.arange(side, device=offset.device).unsqueeze(1) + offset).abs()
     source = (side - 1) - ((side - 1) - source).abs()  # [side, kernel]
-    return torch.einsum("bk,skt->bst", weights, one_hot(source, side).to(weights.dtype))
+    chosen = (source.unsqueeze(2) == torch.arange(side, device=offset.device)).to(weights.dtype)
+    return torch.einsum("bk,skt->bst", weights, chosen)
 
 
 def _between(u: Tensor, limits: Range) -> Tensor:

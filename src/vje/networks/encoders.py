@@ -16,7 +16,7 @@ class Architecture:
     """What it takes to build an encoder again.
 
     Attributes:
-        name: "resnet8" (three stages, D = 256), "resnet18", "resnet34", "resnet50", "resnet101", or any timm model.
+        name: "resnet8" or "resnet14" (three stages, D = 256), "resnet18", "resnet34", "resnet50", "resnet101", or any timm model.
         channels: colour channels of the input.
         small_images: 3x3 first convolution of stride 1 and no max-pooling, for images of 32 px or so.
         normalization: "batch", "group" (32 channels or fewer a group), or "frozen" batch-norm statistics.
@@ -67,7 +67,7 @@ def build_encoder(
     Args:
         name: a torchvision ResNet, or a timm model.
         channels: colour channels.
-        small_images: stem for small images; by default only "resnet8" has it.
+        small_images: stem for small images; by default only the three-stage networks have it.
         normalization: kind of normalisation layer (torchvision ResNets only).
         image_size: side of the input, for timm models that must know.
         pretrained: load timm's pretrained weights (fetched on first use).
@@ -76,7 +76,7 @@ def build_encoder(
     512
     """
     if small_images is None:
-        small_images = name == "resnet8"
+        small_images = name in ("resnet8", "resnet14")
     architecture = Architecture(name, channels, small_images, normalization, image_size)
     if normalization not in get_args(Normalization):
         raise ValueError(f"normalization must be one of {', '.join(get_args(Normalization))}, got {normalization!r}")
@@ -91,6 +91,7 @@ def build_encoder(
 
 _RESNETS: dict[str, tuple[str, list[int]]] = {
     "resnet8": ("BasicBlock", [1, 1, 1, 0]),
+    "resnet14": ("BasicBlock", [2, 2, 2, 0]),
     "resnet18": ("BasicBlock", [2, 2, 2, 2]),
     "resnet34": ("BasicBlock", [3, 4, 6, 3]),
     "resnet50": ("Bottleneck", [3, 4, 6, 3]),

@@ -24,7 +24,8 @@ def save_gallery(
 
     columns = max(len(images) for _, images, _ in rows)
     figure = Figure(figsize=(columns * width, len(rows) * (width + 0.75)), layout="constrained")
-    for strip, (title, images, captions) in zip(np.atleast_1d(figure.subfigures(len(rows), 1)), rows, strict=True):
+    strips = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    for strip, (title, images, captions) in zip(strips, rows, strict=True):
         strip.suptitle(title, fontsize=10, x=0.01, ha="left")
         axes = np.atleast_1d(strip.subplots(1, columns))
         for axis in axes:

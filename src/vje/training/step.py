@@ -195,7 +195,7 @@ class TrainStep:
     def _run(self) -> None:
         state, options = self.state, self.options
         lr = self.optimizer.param_groups[0]["lr"]
-        lr.copy_(self.learning_rates[state.step])
+        lr.copy_(self.learning_rates.take(state.step))
         self.optimizer.zero_grad(set_to_none=True)
         images = self.batches.fetch(state.step)
         micro = options.batch // options.accumulate
@@ -231,7 +231,7 @@ class TrainStep:
         stopped = state.bad_step >= 0
         self._found_bad.copy_(stopped)
         self.optimizer.step()
-        self.method.after_step(torch.where(stopped, 1.0, self.momenta[state.step]))
+        self.method.after_step(torch.where(stopped, 1.0, self.momenta.take(state.step)))
         state.sums += parts
         state.step += 1
 
