@@ -218,7 +218,8 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.data_dir if real else random_images(Path(scratch), 64 if args.smoke else 50_000)
         data = build_data(replace(config, data=replace(config.data, data_dir=folder)))
-    report = {"command": shlex.join(["python", "benchmarks/speed.py", *arguments]), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    report: dict[str, Any] = {"command": shlex.join(["python", "benchmarks/speed.py", *arguments])}
+    report["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     report |= {"cpu_cores": os.cpu_count(), "lightly": lightly_version(), **environment(device)}
     report |= {"data": "cifar10" if real else "random", "plan": asdict(replace(plan, names=tuple(names)))}
     results: list[Result] = []

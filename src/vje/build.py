@@ -263,8 +263,8 @@ def step_options(config: Config, device: torch.device, world: World, share: int,
     gpu = device.type == "cuda"
     compiled = {"on": True, "off": False, "auto": gpu and steps >= COMPILE_STEPS}[config.run.compile]
     captured = {"on": True, "off": False, "auto": gpu and compiled and world.size == 1}[config.run.graph]
-    if captured and (not gpu or world.size > 1):
-        raise UserError("--graph on: a step can be captured on one GPU only; leave it at auto.")
+    if captured and not (gpu and compiled and world.size == 1):
+        raise UserError("--graph on needs --compile on and a single GPU; leave both at auto.")
     if share % config.optimizer.accumulate:
         raise UserError(
             f"--accumulate {config.optimizer.accumulate} does not divide the {share} images of each process."

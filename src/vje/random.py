@@ -2,7 +2,8 @@
 
 A counter-based generator (Philox-4x32-10; Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)
 written in tensor arithmetic. There is no state to save or to synchronise: a resumed run, N processes instead of one,
-another number of loader workers, a GPU instead of a CPU and a replayed CUDA graph all draw the same numbers.
+another number of loader workers and a replayed CUDA graph all draw the same numbers; a GPU draws those of a CPU
+(normal ones up to its rounding of log, sin and cos).
 """
 
 import math

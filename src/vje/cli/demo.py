@@ -140,13 +140,14 @@ def _explain(
     console.print(table)
     dim = model.encoder.dim
     low, high = (float(scores["nll"].quantile(q)) for q in (0.05, 0.95))
+    used = f"{result['effective_rank']:.0f} of the {dim} dimensions are in real use."
     console.print(
-        f"\nEvery digit has its own Gaussian posterior over {dim} features. "
-        f"Its variance is {posterior['variance']:.2f} on average (the prior's is 1) and varies over features by a factor of {posterior['anisotropy']:.2f} "
-        f"(std / mean);\nit holds {posterior['kl']:.0f} nats more than the prior. "
-        f"{result['effective_rank']:.0f} of the {dim} dimensions are in real use. The negative log-likelihood, the "
-        f"score of how\nunusual an image is, runs from {low:.0f} for typical digits to {high:.0f} for odd ones.",
+        f"\nEvery digit has its own Gaussian posterior over {dim} features. Its variance is {posterior['variance']:.2f} on "
+        f"average\n(the prior's is 1), uneven over features (std / mean {posterior['anisotropy']:.2f}); it holds "
+        f"{posterior['kl']:.0f} nats more than the prior.\n{used} The negative log-likelihood, the score of how "
+        f"unusual\nan image is, runs from {low:.0f} for typical digits to {high:.0f} for odd ones.",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(f"\nThe most and least typical digits: {picture}")
     console.print(f"Everything about the run:          {folder.path}")

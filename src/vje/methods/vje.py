@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from vje.likelihood import directional_nll, radial_nll, standard_nll
+from vje.likelihood import at_least_float32, directional_nll, radial_nll, standard_nll
 from vje.methods.method import Method, StepOutput
 from vje.networks.encoders import Encoder, build_encoder
 from vje.networks.inference import InferenceNetwork
@@ -73,7 +73,8 @@ class VJE(Method):
     ) -> None:
         super().__init__()
         terms = tuple(terms)
-        _check(terms, samples, nu, likelihood=likelihood, target=target, batch_norm=batch_norm)
+        choices = {"likelihood": likelihood, "target": target, "batch_norm": batch_norm}
+        _check(terms, samples, nu, **choices, target_batch_norm=target_batch_norm)
         self.encoder = build_encoder(encoder) if isinstance(encoder, str) else encoder
         self.inference = InferenceNetwork(self.encoder.dim, ratio, isotropic)
         self.target = copy.deepcopy(self.encoder).requires_grad_(False) if target == "ema" else None
@@ -81,6 +82,7 @@ class VJE(Method):
         self.isotropic, self.likelihood, self.center_variance = isotropic, likelihood, center_variance
         self.batch_norm, self.target_batch_norm = batch_norm, target_batch_norm
         self.ratio, self.preprocessing = ratio, preprocessing
+        self.train()  # a target with running statistics is in evaluation mode from the first step
 
     @property
     def target_encoder(self) -> nn.Module | None:
@@ -122,10 +124,10 @@ class VJE(Method):
         return self
 
     def _encode(self, encoder: nn.Module, views: Sequence[Tensor]) -> Tensor:
-        """Embeddings of all views, one after the other, in float32."""
+        """Embeddings of all views, one after the other, in float32 or better."""
         if self.batch_norm == "joint":
             views = [torch.cat(list(views))]
-        return torch.cat([encoder(view) for view in views]).float()
+        return at_least_float32(torch.cat([encoder(view) for view in views]))
 
     def _observations(self, z: Tensor, views: Sequence[Tensor]) -> Tensor:
         """The other view's embedding for each row of z, as a fixed observation."""
@@ -186,8 +188,7 @@ class VJE(Method):
             images: float ``[B, C, H, W]`` that went through :attr:`preprocessing`, or raw uint8
                 ``[B, C, H, W]``, which is sent through it here.
         """
-        z: Tensor = self.encoder(self._prepared(images)).float()
-        return z
+        return at_least_float32(self.encoder(self._prepared(images)))
 
     def posterior(self, images: Tensor) -> DiagonalGaussian:
         """Posterior of each image; ``images`` as for :meth:`embed`."""
@@ -272,7 +273,12 @@ class VJE(Method):
 
 
 def _check(terms: tuple[str, ...], samples: int, nu: float, **choices: str) -> None:
-    allowed = {"likelihood": get_args(Likelihood), "target": get_args(Target), "batch_norm": get_args(BatchNormViews)}
+    allowed = {
+        "likelihood": get_args(Likelihood),
+        "target": get_args(Target),
+        "batch_norm": get_args(BatchNormViews),
+        "target_batch_norm": get_args(TargetBatchNorm),
+    }
     for name, value in choices.items():
         if value not in allowed[name]:
             raise ValueError(f"{name} must be one of {', '.join(allowed[name])}, got {value!r}")

@@ -16,10 +16,11 @@ class Architecture:
     """What it takes to build an encoder again.
 
     Attributes:
-        name: "resnet8" or "resnet14" (three stages, D = 256), "resnet18", "resnet34", "resnet50", "resnet101", or any timm model.
+        name: "resnet8" or "resnet14" (three stages, D = 256), "resnet18", "resnet34", "resnet50", "resnet101", or any
+            timm model.
         channels: colour channels of the input.
         small_images: 3x3 first convolution of stride 1 and no max-pooling, for images of 32 px or so.
-        normalization: "batch", "group" (32 channels or fewer a group), or "frozen" batch-norm statistics.
+        normalization: "batch", "group" (32 groups), or "frozen" batch-norm statistics.
         image_size: side of the input; only timm models with position embeddings need it.
     """
 
@@ -76,7 +77,7 @@ def build_encoder(
     512
     """
     if small_images is None:
-        small_images = name in ("resnet8", "resnet14")
+        small_images = name in _OWN
     architecture = Architecture(name, channels, small_images, normalization, image_size)
     if normalization not in get_args(Normalization):
         raise ValueError(f"normalization must be one of {', '.join(get_args(Normalization))}, got {normalization!r}")
@@ -89,6 +90,7 @@ def build_encoder(
     return Encoder(network, dim, architecture)
 
 
+_OWN = ("resnet8", "resnet14")
 _RESNETS: dict[str, tuple[str, list[int]]] = {
     "resnet8": ("BasicBlock", [1, 1, 1, 0]),
     "resnet14": ("BasicBlock", [2, 2, 2, 0]),
@@ -136,8 +138,10 @@ def _timm_model(architecture: Architecture, pretrained: bool) -> tuple[nn.Module
             "is not installed: pip install 'vje[timm]'"
         ) from None
     base = architecture.name.split(".")[0]
+    if architecture.name in _OWN and pretrained:
+        raise ValueError(f"there are no pretrained weights for {architecture.name}; choose a timm model")
     if not timm.is_model(base):
-        close = difflib.get_close_matches(base, [*_RESNETS, *timm.list_models()], n=3)
+        close = difflib.get_close_matches(base, {*_RESNETS, *timm.list_models()}, n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(f"no encoder is called {architecture.name!r}{hint}")
     if architecture.normalization != "batch":

@@ -1,5 +1,6 @@
 """The amortised inference network g: embedding -> parameters of the posterior (paper, Appendix inference-arch)."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -44,7 +45,8 @@ class InferenceNetwork(nn.Module):
 
     def forward(self, z: Tensor) -> DiagonalGaussian:
         """Posterior of embeddings z, shape ``[..., D]``."""
-        hidden = self.bottleneck(z)
-        mean = self.mean(hidden)
-        variance = softplus(self.variance(hidden)) + VARIANCE_FLOOR
+        with torch.autocast(z.device.type, enabled=False):  # the posterior is never computed in half precision
+            hidden = self.bottleneck(z)
+            mean = self.mean(hidden)
+            variance = softplus(self.variance(hidden)) + VARIANCE_FLOOR
         return DiagonalGaussian(mean, variance.expand_as(mean))

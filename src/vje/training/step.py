@@ -6,6 +6,7 @@ captured as a single CUDA graph.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -144,6 +145,7 @@ class TrainStep:
         self._forward: Callable[..., StepOutput] = wrapped if wrapped is not None else method
         self._views: Callable[..., list[Tensor]] = views
         if options.compile:
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # float32 is meant as it is said
             self._forward = torch.compile(self._forward)
             self._views = torch.compile(views)
         self._graph: torch.cuda.CUDAGraph | None = None
