@@ -142,8 +142,8 @@ def _explain(
     low, high = (float(scores["nll"].quantile(q)) for q in (0.05, 0.95))
     used = f"{result['effective_rank']:.0f} of the {dim} dimensions are in real use."
     console.print(
-        f"\nEvery digit has its own Gaussian posterior over {dim} features. Its variance is {posterior['variance']:.2f} on "
-        f"average\n(the prior's is 1), uneven over features (std / mean {posterior['anisotropy']:.2f}); it holds "
+        f"\nEvery digit has its own Gaussian posterior over {dim} features. Its variance is "
+        f"{posterior['variance']:.2f} on average\n(the prior's is 1), uneven over features (std / mean {posterior['anisotropy']:.2f}); it holds "
         f"{posterior['kl']:.0f} nats more than the prior.\n{used} The negative log-likelihood, the score of how "
         f"unusual\nan image is, runs from {low:.0f} for typical digits to {high:.0f} for odd ones.",
         highlight=False,
