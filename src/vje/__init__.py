@@ -7,17 +7,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vje.data.augment import Augmentation as Augmentation
+    from vje.evaluation.knn import knn_accuracy as knn_accuracy
     from vje.methods.vje import VJE as VJE
     from vje.models import load as load
     from vje.networks.encoders import Encoder as Encoder
     from vje.networks.encoders import build_encoder as build_encoder
     from vje.posterior import DiagonalGaussian as DiagonalGaussian
     from vje.preprocessing import Preprocessing as Preprocessing
+    from vje.random import Draws as Draws
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "VJE": "vje.methods.vje",
+    "Augmentation": "vje.data.augment",
+    "Draws": "vje.random",
+    "knn_accuracy": "vje.evaluation.knn",
     "load": "vje.models",
     "Encoder": "vje.networks.encoders",
     "build_encoder": "vje.networks.encoders",

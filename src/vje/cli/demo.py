@@ -140,12 +140,12 @@ def _explain(
     console.print(table)
     dim = model.encoder.dim
     low, high = (float(scores["nll"].quantile(q)) for q in (0.05, 0.95))
-    used = f"{result['effective_rank']:.0f} of the {dim} dimensions are in real use."
     console.print(
-        f"\nEvery digit has its own Gaussian posterior over {dim} features. Its variance is "
-        f"{posterior['variance']:.2f} on average\n(the prior's is 1), uneven over features (std / mean {posterior['anisotropy']:.2f}); it holds "
-        f"{posterior['kl']:.0f} nats more than the prior.\n{used} The negative log-likelihood, the score of how "
-        f"unusual\nan image is, runs from {low:.0f} for typical digits to {high:.0f} for odd ones.",
+        f"\nEvery digit has its own Gaussian posterior over {dim} features. Its variance averages "
+        f"{posterior['variance']:.2f} (the prior's is 1),\nuneven over features (std / mean "
+        f"{posterior['anisotropy']:.2f}); it holds {posterior['kl']:.0f} nats more than the prior. "
+        f"{result['effective_rank']:.0f} of the {dim} dimensions are\nin real use. The negative log-likelihood, the "
+        f"score of how unusual an image is, runs from {low:.0f} for typical\ndigits to {high:.0f} for odd ones.",
         highlight=False,
         soft_wrap=True,
     )
