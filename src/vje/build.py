@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from vje.data.sources import ArraySource, ImageSource
 from vje.data.splits import Splits, apply_split, prepare_splits
 from vje.errors import UserError
 from vje.evaluation.rank import effective_rank_of_gram
-from vje.methods.vje import VJE
+from vje.methods.vje import VJE, Term
 from vje.models import load, start_from
 from vje.networks.encoders import build_encoder
 from vje.preprocessing import Preprocessing
@@ -184,17 +184,20 @@ def build_augmentations(settings: AugmentConfig, size: int) -> list[Augmentation
 def build_method(config: Config, preprocessing: Preprocessing) -> VJE:
     """The model a config describes, with its initial weights."""
     settings, init = config.encoder, config.encoder.init
-    from_model = init is not None and Path(init).exists()
-    encoder = build_encoder(
-        settings.encoder if init is None or from_model else init,
-        channels=preprocessing.channels,
-        small_images=settings.small_images,
-        normalization=settings.normalization,
-        image_size=config.data.size,
-        pretrained=init is not None and not from_model,
-    )
+    from_model = init is not None and (Path(init).exists() or "/" in init or init.endswith(".safetensors"))
     options = {name: value for name, value in vars(config.vje).items() if name != "target_momentum"}
-    model = VJE(encoder, **options, preprocessing=preprocessing)
+    try:
+        encoder = build_encoder(
+            settings.encoder if init is None or from_model else init,
+            channels=preprocessing.channels,
+            small_images=settings.small_images,
+            normalization=settings.normalization,
+            image_size=config.data.size,
+            pretrained=init is not None and not from_model,
+        )
+        model = VJE(encoder, **options, preprocessing=preprocessing)
+    except ValueError as error:  # a name or a combination that only the networks can judge
+        raise UserError(str(error)) from None
     if init is not None and from_model:
         start_from(model, load(init))
     return model
@@ -240,7 +243,7 @@ def build_loop(
         momenta=cosine_to_one(config.vje.target_momentum, steps).to(device),
         seed=config.run.seed,
         options=step_options(config, device, world, share, steps),
-        wrapped=DistributedDataParallel(method) if world.size > 1 else None,
+        wrapped=_distributed(method) if world.size > 1 else None,
     )
     return Loop(
         step=step,
@@ -258,9 +261,16 @@ def build_loop(
     )
 
 
+def _distributed(method: VJE) -> DistributedDataParallel:
+    """Gradients averaged over processes; an ablation may leave a head without any."""
+    whole = set(method.terms) == set(get_args(Term)) and method.samples > 0
+    return DistributedDataParallel(method, find_unused_parameters=not whole)
+
+
 def step_options(config: Config, device: torch.device, world: World, share: int, steps: int) -> StepOptions:
     """How steps are carried out on this device."""
     gpu = device.type == "cuda"
+    bfloat16 = gpu and torch.cuda.is_bf16_supported()
     compiled = {"on": True, "off": False, "auto": gpu and steps >= COMPILE_STEPS}[config.run.compile]
     captured = {"on": True, "off": False, "auto": gpu and compiled and world.size == 1}[config.run.graph]
     if captured and not (gpu and compiled and world.size == 1):
@@ -274,7 +284,7 @@ def step_options(config: Config, device: torch.device, world: World, share: int,
         first_position=world.rank * share,
         accumulate=config.optimizer.accumulate,
         clip_norm=config.optimizer.clip_norm,
-        autocast={"float32": False, "bfloat16": True, "auto": gpu}[config.run.precision],
+        autocast={"float32": False, "bfloat16": True, "auto": bfloat16}[config.run.precision],
         compile=compiled,
         capture=captured,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vje.errors import UserError
+from vje.runs import RunFolder
 
 T = TypeVar("T")
 
@@ -281,6 +282,13 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         merged[key] = _merge(merged.get(key, {}), value) if isinstance(value, dict) else value
     return merged
+
+
+def stored_config(folder: RunFolder) -> Config:
+    """The config of a run."""
+    values = folder.read("config")
+    values.pop("schema", None)
+    return from_dict(Config, values, str(folder.config_file))
 
 
 # Dictionaries and back

@@ -10,6 +10,7 @@ unit vectors, ``theta`` the angle between them, ``t`` the log-map of z_hat at s_
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,6 +63,64 @@ def directional_nll(
     """
     target, sample, variance = _checked(nu, target=target, sample=sample, variance=variance)
     dim = target.shape[-1]
+    tangent = _tangent(target, sample, variance, center_variance)
+    log_det = 0.5 * (tangent.log_v.sum(-1) + tangent.c.squeeze(-1).log())
+    log_jacobian = -(dim - 2) * tangent.ratio.squeeze(-1).log()
+    return _student_t(tangent.squares.sum(-1), nu, dim - 1) + log_det + log_jacobian
+
+
+def directional_contributions(
+    target: Tensor,
+    sample: Tensor,
+    variance: Tensor,
+    nu: float = 1.0,
+    center_variance: bool = False,
+) -> Tensor:
+    """What each feature adds to :func:`directional_nll`; the sum over features is exactly that.
+
+    The Student-t term is shared out in proportion to each feature's part of Q, log c in proportion to its part of c,
+    and the curvature term in proportion to its part of |t|^2; log v is each feature's own.
+
+    Args:
+        target: embedding z, shape ``[..., D]``.
+        sample: latent sample s, shape ``[..., D]``.
+        variance: posterior variance v > 0, shape ``[..., D]``.
+        nu: degrees of freedom.
+        center_variance: as for :func:`directional_nll`.
+
+    Returns:
+        Contributions, shape ``[..., D]``.
+
+    >>> _ = torch.manual_seed(0)
+    >>> z, s, v = torch.randn(5, 8), torch.randn(5, 8), torch.rand(5, 8) + 0.1
+    >>> torch.allclose(directional_contributions(z, s, v).sum(-1), directional_nll(z, s, v), atol=1e-5)
+    True
+    """
+    target, sample, variance = _checked(nu, target=target, sample=sample, variance=variance)
+    dim = target.shape[-1]
+    tangent = _tangent(target, sample, variance, center_variance)
+    student = _student_t(tangent.squares.sum(-1, keepdim=True), nu, dim - 1)
+    curvature = -(dim - 2) * tangent.ratio.log()
+    return (
+        student * _shares(tangent.squares)
+        + 0.5 * tangent.log_v
+        + 0.5 * tangent.c.log() * _shares(tangent.normal)
+        + curvature * _shares(tangent.t.square())
+    )
+
+
+class _Tangent(NamedTuple):
+    """The tangent space at s_hat, seen from the target."""
+
+    t: Tensor  # log-map of z_hat, [..., D]
+    ratio: Tensor  # theta / sin(theta), [..., 1]
+    squares: Tensor  # what each feature adds to Q, [..., D]
+    normal: Tensor  # what each feature adds to c, [..., D]
+    c: Tensor  # [..., 1]
+    log_v: Tensor  # [..., D]
+
+
+def _tangent(target: Tensor, sample: Tensor, variance: Tensor, center_variance: bool) -> _Tangent:
     log_v = variance.log()
     if center_variance:
         log_v = log_v - log_v.mean(-1, keepdim=True)
@@ -72,13 +131,17 @@ def directional_nll(
     ratio = theta_over_sine(sin2, cos2)
     t = ratio * (z_hat - (cos2 - sin2) * n)  # cos(theta) = cos^2(theta/2) - sin^2(theta/2)
 
-    c = (n * n * w).sum(-1, keepdim=True).clamp_min(1e-16)  # 0 if the sample is
+    normal = n * n * w
+    c = normal.sum(-1, keepdim=True).clamp_min(1e-16)  # 0 if the sample is
     b = (t * n * w).sum(-1, keepdim=True)
-    q = ((t - (b / c) * n).square() * w).sum(-1)  # equals sum t^2 w - b^2/c, and cannot round below zero
+    squares = (t - (b / c) * n).square() * w  # they sum to sum t^2 w - b^2/c, and cannot round below zero
+    return _Tangent(t, ratio, squares, normal, c, log_v)
 
-    log_det = 0.5 * (log_v.sum(-1) + c.squeeze(-1).log())
-    log_jacobian = -(dim - 2) * ratio.squeeze(-1).log()
-    return _student_t(q, nu, dim - 1) + log_det + log_jacobian
+
+def _shares(parts: Tensor) -> Tensor:
+    """Parts of a whole, as fractions of it; equal ones if there is nothing to share."""
+    whole = parts.sum(-1, keepdim=True)
+    return torch.where(whole > 0, parts / torch.where(whole > 0, whole, 1.0), 1 / parts.shape[-1])
 
 
 def radial_nll(target: Tensor, sample: Tensor, nu: float = 1.0) -> Tensor:

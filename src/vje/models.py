@@ -76,8 +76,13 @@ def start_from(model: "VJE", other: "VJE") -> list[str]:
     """Copy another model's weights where names and shapes agree; returns the names that were left as they were."""
     theirs, ours = other.state_dict(), model.state_dict()
     fitting = {name: x for name, x in theirs.items() if name in ours and ours[name].shape == x.shape}
-    if not any(name.startswith("encoder.") for name in fitting):
-        raise UserError("--init: the model there has another encoder; use the same --encoder and --size stem.")
+    weights = [f"encoder.{name}" for name, _ in model.encoder.named_parameters()]
+    missing = [name for name in weights if name not in fitting]
+    if missing:
+        raise UserError(
+            f"--init: the model there has another encoder ({len(missing)} of {len(weights)} weights do not fit, such "
+            f"as {missing[0]}); use the same --encoder, --channels and --small-images."
+        )
     model.load_state_dict(fitting, strict=False)
     if model.target is not None and other.target is None:
         model.target.load_state_dict(model.encoder.state_dict())

@@ -46,7 +46,7 @@ class RunFolder:
             )
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file, and a run needs a folder: choose another with --out.")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and not _is_free(path):
             raise UserError(f"{path} is not empty and holds no run: choose a new or empty folder with --out.")
         try:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -114,8 +114,11 @@ class RunFolder:
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """Add one line to a ``.jsonl`` file of the run."""
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(finite(record)) + "\n")
+        try:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(finite(record)) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {file} ({error.strerror}): free some space.") from None
 
     def forget_after(self, step: int) -> None:
         """Drop recorded lines later than ``step``: training goes on from there and will write them again."""
@@ -139,9 +142,15 @@ def next_free(path: Path) -> Path:
     PosixPath('surely/nothing/here')
     """
     candidate, number = path, 2
-    while candidate.exists() and any(candidate.iterdir()):
+    while candidate.exists() and not (candidate.is_dir() and _is_free(candidate)):
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether a folder is empty, or has only what a run that ended before it began leaves behind."""
+    content = list(folder.iterdir())
+    return not content or (content == [folder / "checkpoints"] and not any(content[0].iterdir()))
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -168,16 +177,18 @@ def write_json(file: Path, value: dict[str, Any]) -> None:
 
 def write_atomically(file: Path, content: bytes) -> None:
     """Replace a file so that a reader, or a power cut, sees the old content or the new, never a part."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"cannot write {file} ({error.strerror}): free some space or choose another folder.") from None
 
 

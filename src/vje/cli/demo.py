@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ def run(arguments: list[str]) -> int:
     """Run the demo."""
     options = tyro.cli(Options, args=arguments, prog="vje demo")
     recipe = load_recipe("digits")
-    epochs = options.epochs or recipe.optimizer.epochs
+    epochs = recipe.optimizer.epochs if options.epochs is None else options.epochs
     config = replace(
         recipe,
         recipe="demo",
@@ -85,12 +86,35 @@ def _show(folder: RunFolder) -> int:
     )
     result["knn_untrained"], result["knn_pixels"] = before, _pixels(splits)
     result["data"] = {"name": "digits", "test_images": len(splits.test), "seed": config.run.seed}
-    folder.write("evaluation", result)
     picture = folder.path / "typical.png"
     scores = posterior_scores(model, test.z)
     _draw(picture, splits, test, scores["nll"])
+    result["ood"] = _strangers(model, scores["nll"])
+    folder.write("evaluation", result)
     _explain(result, scores, folder, picture, model)
     return 0
+
+
+def _strangers(model: "VJE", nll: "torch.Tensor", count: int = 500) -> dict[str, float]:
+    """AUROC in percent of telling digits from what is no digit, by the likelihood alone."""
+    import numpy as np
+    import torch
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    from vje.ood.metrics import auroc
+
+    patches = []
+    for photo in load_sample_images().images:
+        grey = Image.fromarray(photo).convert("L").reduce(4)
+        pixels = np.asarray(grey)[: grey.height // 8 * 8, : grey.width // 8 * 8]
+        patches.append(pixels.reshape(grey.height // 8, 8, -1, 8).swapaxes(1, 2).reshape(-1, 1, 8, 8))
+    rng = np.random.default_rng(0)
+    strangers = {
+        "patches of photographs": np.concatenate(patches)[:count],
+        "noise": rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8),
+    }
+    return {name: 100 * auroc(nll, model.score(torch.from_numpy(x))["nll"]) for name, x in strangers.items()}
 
 
 def _pixels(splits: "Splits") -> float:
@@ -140,19 +164,18 @@ def _explain(
     console.print(table)
     dim = model.encoder.dim
     low, high = (float(scores["nll"].quantile(q)) for q in (0.05, 0.95))
-    console.print(
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)  # paths and commands stay whole
+    say(
         f"\nEvery digit has its own Gaussian posterior over {dim} features. Its variance averages "
         f"{posterior['variance']:.2f} (the prior's is 1),\nuneven over features (std / mean "
         f"{posterior['anisotropy']:.2f}); it holds {posterior['kl']:.0f} nats more than the prior. "
         f"{result['effective_rank']:.0f} of the {dim} dimensions are\nin real use. The negative log-likelihood, the "
-        f"score of how unusual an image is, runs from {low:.0f} for typical\ndigits to {high:.0f} for odd ones.",
-        highlight=False,
-        soft_wrap=True,
+        f"score of how unusual an image is, runs from {low:.0f} for typical\ndigits to {high:.0f} for odd ones."
     )
-    console.print(f"\nThe most and least typical digits: {picture}")
-    console.print(f"Everything about the run:          {folder.path}")
-    console.print("\nWhat to run next:")
-    console.print("  vje train cifar10-ema               the paper's CIFAR-10 setting (one GPU, minutes)")
-    console.print("  vje train folder --data PHOTOS/     your own images, no labels needed")
-    console.print(f"  vje embed {folder.path} digits --out digits.npz")
-    console.print("  vje recipes                         what else can be trained by name")
+    say(f"\nThe most and least typical digits: {picture}")
+    say(f"Everything about the run:          {folder.path}")
+    say("\nWhat to run next:")
+    say("  vje train cifar10-ema               the paper's CIFAR-10 setting (one GPU, minutes)")
+    say("  vje train folder --data PHOTOS/     your own images, no labels needed")
+    say(f"  vje embed {folder.path} digits --out digits.npz")
+    say("  vje recipes                         what else can be trained by name")

@@ -1,14 +1,16 @@
 """``vje embed RUN IMAGES --out FILE``: embeddings, posteriors and statistics for each image."""
 
 import csv
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from vje.data.sources import ImageSource
 from vje.errors import UserError
+from vje.runs import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +25,9 @@ class Options:
     .npz and .parquet hold everything, .csv the statistics alone. Images that cannot be read are counted and named.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
     """Run folder, or a model.safetensors file."""
-    images: tyro.conf.Positional[tuple[str, ...]]
+    images: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGES")]]
     """Image files and folders, one .npz file, or the name of a data set."""
     out: Path
     """File to write: .npz, .csv or .parquet."""
@@ -64,13 +66,25 @@ def _check(options: Options) -> None:
         raise UserError(f"{options.out} exists already: choose another --out, or add --force to replace it.")
     if not options.out.parent.is_dir():
         raise UserError(f"--out {options.out}: there is no folder {options.out.parent}.")
-    if not options.run.exists():
-        raise UserError(f"no run or model at {options.run}: that path does not exist.")
+    if not os.access(options.out.parent, os.W_OK):
+        raise UserError(f"--out {options.out}: you may not write to {options.out.parent}; choose another folder.")
+    if options.batch < 1:
+        raise UserError(f"--batch must be at least 1, got {options.batch}.")
+    _check_model(options.run)
     if options.out.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401
         except ImportError:
             raise UserError("writing .parquet needs pyarrow: pip install 'vje[parquet]', or use .npz.") from None
+
+
+def _check_model(run: Path) -> None:
+    if not run.exists():
+        raise UserError(f"no run or model at {run}: that path does not exist.")
+    if run.is_dir() and not (run / "model.safetensors").exists():
+        RunFolder.open(run)
+    if run.is_file() and run.suffix != ".safetensors":
+        raise UserError(f"{run} is neither a run folder nor a .safetensors file.")
 
 
 def open_images(images: tuple[str, ...], split: str | None, data_dir: Path) -> ImageSource:
@@ -119,14 +133,27 @@ def _compute(options: Options, source: ImageSource) -> tuple[dict[str, "np.ndarr
 
 def _write(file: Path, columns: dict[str, "np.ndarray[Any, Any]"], failures: list[tuple[str, str]]) -> None:
     """Write beside the file first, so that an interruption leaves nothing half-done under its name."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        try:
+            _write_as(file.suffix, partial, columns, failures)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {file} ({error.strerror}): free some space or choose another --out.") from None
+
+
+def _write_as(
+    suffix: str, partial: Path, columns: dict[str, "np.ndarray[Any, Any]"], failures: list[tuple[str, str]]
+) -> None:
     import numpy as np
 
-    partial = file.with_name(f".{file.name}.partial")
-    if file.suffix == ".npz":
+    if suffix == ".npz":
         with partial.open("wb") as stream:
             unreadable = np.asarray([f"{name}: {reason}" for name, reason in failures], dtype=str)
             np.savez(stream, **columns, unreadable=unreadable)  # type: ignore[arg-type]
-    elif file.suffix == ".csv":
+    elif suffix == ".csv":
         with partial.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream)
             writer.writerow(columns)
@@ -137,4 +164,3 @@ def _write(file: Path, columns: dict[str, "np.ndarray[Any, Any]"], failures: lis
 
         lists = {name: list(x) if x.ndim > 1 else x for name, x in columns.items()}
         parquet.write_table(pyarrow.table(lists), partial)
-    partial.replace(file)

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from vje.config import Config, from_dict
+from vje.config import Config, stored_config
 from vje.data.registry import check_data
+from vje.errors import UserError
 from vje.runs import RunFolder
 
 
@@ -15,7 +16,7 @@ from vje.runs import RunFolder
 class Options:
     """Evaluate a run on the images that it never trained on."""
 
-    run: tyro.conf.Positional[Path]
+    run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
     """Run folder."""
     data_dir: Path | None = None
     """Where named data sets are; the default is where they were in training."""
@@ -34,6 +35,9 @@ class Options:
 def run(arguments: list[str]) -> int:
     """Evaluate, print and write."""
     options = tyro.cli(Options, args=arguments, prog="vje evaluate")
+    for option, value in (("--k", options.k), ("--batch", options.batch)):
+        if value < 1:
+            raise UserError(f"{option} must be at least 1, got {value}.")
     folder = RunFolder.open(options.run)
     config = run_config(folder, options.data, options.data_dir)
     check_data(config.data.data, config.data.data_dir)
@@ -46,9 +50,7 @@ def run(arguments: list[str]) -> int:
 
 def run_config(folder: RunFolder, data: str | None, data_dir: Path | None) -> Config:
     """A run's config, with its data elsewhere if so said."""
-    values = folder.read("config")
-    values.pop("schema")
-    config = from_dict(Config, values, str(folder.config_file))
+    config = stored_config(folder)
     return replace(
         config, data=replace(config.data, data=data or config.data.data, data_dir=data_dir or config.data.data_dir)
     )
@@ -85,8 +87,10 @@ def print_table(result: dict[str, Any]) -> None:
     """The result for a person."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on")
+    title = f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on"
+    table = Table(title=Text(title, "table.title"))  # brackets in a name are no markup
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_column("what it says", style="dim")

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from vje.build import Data, build_data, build_loop, resolve_device, scaled_warmup, set_determinism
 from vje.cli.console import TrainingDisplay, duration
 from vje.cli.monitor import KNNMonitor, TensorBoard
 from vje.config import Config
 from vje.environment import environment as surroundings
+from vje.errors import UserError
 from vje.methods.vje import VJE
 from vje.models import describe
 from vje.runs import RunFolder
@@ -30,15 +32,23 @@ def train(
     with world(device.type) as processes:
         console = Console(quiet=not processes.writes)
         recorded = _recorded(folder, resuming)
-        if resuming and device.type == "cpu":
+        if recorded is not None and device.type == "cpu":
             torch.set_num_threads(folder.read("environment")["threads"])  # sums depend on how they are split
-        data = build_data(config, recorded)
-        loop = build_loop(config, data, device, processes, folder)
+        if processes.writes:
+            folder.write("config", settings)  # first of all: what is killed from here on can be resumed
+        try:
+            data = build_data(config, recorded)
+            loop = build_loop(config, data, device, processes, folder)
+        except UserError:
+            if processes.writes and not resuming:
+                folder.config_file.unlink()  # nothing was begun, and the folder is free again
+            raise
         model = loop.step.method
         assert isinstance(model, VJE)
         if processes.writes:
-            folder.write("config", settings)
-            folder.write("environment", environment | surroundings(device) | {"processes": processes.size})
+            folder.model_file.unlink(missing_ok=True)  # of a finished run that is extended: it is no longer that
+            now = environment | surroundings(device) | {"processes": processes.size}
+            folder.write("environment", _with_history(folder, now) if recorded is not None else now)
             folder.write("data", data.record())
             folder.write("model", describe(model))
         complaints = loop.resume() if resuming else []
@@ -50,21 +60,27 @@ def train(
 def _run(loop: Loop, model: VJE, console: Console, folder: RunFolder, config: Config, began: float) -> int:
     try:
         loop.step.warm_up()
-        console.print(f"first step after {time.monotonic() - began:.1f} s", style="dim")
+        _say(console, f"first step after {time.monotonic() - began:.1f} s", "dim")
         total = config.optimizer.epochs * loop.batches.steps_per_epoch
         with TrainingDisplay(console, total, loop.steps_done) as display:
             loop.callbacks = [*loop.callbacks, display] if loop.world.writes else []
             loop()
     except Stopped as stop:
-        console.print(f"Stopped after step {stop.step}; nothing is lost. Go on with: vje train --resume {folder.path}")
+        _say(console, f"Stopped after step {stop.step}; nothing is lost. Go on with: vje train --resume {folder.path}")
         return 130
     if loop.world.writes:
         model.eval().save(folder.path)
         records = folder.metrics()
         knn = "".join(f", k-NN {name} {value:.2f}%" for name, value in records[-1].get("knn", {}).items())
-        console.print(f"Done in {duration(records[-1]['elapsed'])}{knn}. Model: {folder.model_file}")
-        console.print(f"Next: vje evaluate {folder.path}")
+        _say(console, f"Done in {duration(records[-1]['elapsed'])}{knn}. Model: {folder.model_file}")
+        _say(console, f"Next: vje evaluate {folder.path}")
     return 0
+
+
+def _with_history(folder: RunFolder, now: dict[str, Any]) -> dict[str, Any]:
+    """The environment a run was started in, and each it was resumed in."""
+    first = folder.read("environment")
+    return first | {"resumed": [*first.get("resumed", []), now]}
 
 
 def _recorded(folder: RunFolder, resuming: bool) -> dict[str, Any] | None:
@@ -92,26 +108,30 @@ def _introduce(
     complaints: list[str],
 ) -> None:
     """Say what is about to happen, and what had to be adjusted."""
+    instead = "The checkpoint before it is used." if loop.steps_done else "There is none before it: starting over."
     for complaint in complaints:
-        console.print(f"{complaint} The checkpoint before it is used.", style="yellow")
+        _say(console, f"{complaint} {instead}", "yellow")
     options = loop.step.options
     how = [word for word, on in (("bfloat16", options.autocast), ("compiled", options.compile)) if on]
     how += ["one CUDA graph"] if options.capture else []
     kept = "on the device" if data.resident is not None else f"streamed by {config.data.workers} workers"
-    console.print(
+    _say(
+        console,
         f"{config.recipe}: {len(data.splits.train):,} images ({kept}), {len(data.splits.test):,} held out for "
         f"evaluation; {', '.join([f'{config.encoder.encoder} on {device}', *how])}; run folder {folder.path}",
-        highlight=False,
     )
     skipped = [] if data.resident is None else data.resident.skipped
     if skipped:
         name, reason = skipped[0]
-        console.print(f"{len(skipped)} unreadable files are left out, such as {name} ({reason}).", style="yellow")
+        _say(console, f"{len(skipped)} unreadable files are left out, such as {name} ({reason}).", "yellow")
     warmup, epochs = config.optimizer.warmup_epochs, config.optimizer.epochs
     if scaled_warmup(epochs, warmup) != warmup:
         shorter = scaled_warmup(epochs, warmup)
-        console.print(
-            f"A warm-up of {warmup:g} epochs does not suit a run of {epochs}: using {shorter:g}.", style="yellow"
-        )
+        _say(console, f"A warm-up of {warmup:g} epochs does not suit a run of {epochs}: using {shorter:g}.", "yellow")
     if loop.steps_done:
-        console.print(f"Resuming after step {loop.steps_done}.")
+        _say(console, f"Resuming after step {loop.steps_done}.")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Print a line as it is: a path or command to copy is not broken, and brackets in a name are no markup."""
+    console.print(Text(text, style), soft_wrap=True)

@@ -16,8 +16,8 @@ from vje.config import (
     RunConfig,
     VJEConfig,
     changed_fields,
-    from_dict,
     load_recipe,
+    stored_config,
     to_dict,
 )
 from vje.data.registry import check_data
@@ -112,7 +112,7 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
     if recipe is not None:
         raise UserError(f"--resume {path} knows its recipe; leave {recipe!r} out.")
     folder = RunFolder.open(path)
-    stored = _stored_config(folder)
+    stored = stored_config(folder)
     options, config = _options(stored, rest, f"vje train --resume {path}")
     if options.out is not None:
         raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
@@ -122,12 +122,6 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
         print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: vje evaluate {path}")
         return 0
     return _train(config, folder, resuming=True)
-
-
-def _stored_config(folder: RunFolder) -> Config:
-    values = folder.read("config")
-    values.pop("schema")
-    return from_dict(Config, values, str(folder.config_file))
 
 
 def _check_changes(stored: Config, config: Config, extend: bool) -> None:
@@ -147,7 +141,7 @@ def _check_changes(stored: Config, config: Config, extend: bool) -> None:
                 f"{option} {old} -> {new} cannot be changed on resume: the steps taken so far depend on it. "
                 "Start a new run instead."
             )
-        elif name == "device":
+        elif name in ("device", "compile", "graph"):
             print(f"{option} {old} -> {new}: results will not be bit-identical to an uninterrupted run.")
 
 

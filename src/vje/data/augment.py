@@ -240,8 +240,9 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
 
 def _blur_matrix(weights: Tensor, offset: Tensor, side: int) -> Tensor:
     """Band matrix ``[B, side, side]`` of a kernel, with reflection at the borders."""
-    source = (torch.arange(side, device=offset.device).unsqueeze(1) + offset).abs()
-    source = (side - 1) - ((side - 1) - source).abs()  # [side, kernel]
+    period = max(1, 2 * (side - 1))  # there and back again
+    source = torch.remainder(torch.arange(side, device=offset.device).unsqueeze(1) + offset, period)
+    source = torch.minimum(source, period - source)  # [side, kernel]
     chosen = (source.unsqueeze(2) == torch.arange(side, device=offset.device)).to(weights.dtype)
     return torch.einsum("bk,skt->bst", weights, chosen)
 

@@ -47,7 +47,8 @@ def evaluation_batches(
     if batch_size < 1:
         raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
     batches = (range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size))
-    if isinstance(source, ArraySource):
+    # Arrays that need no resizing; where they do, Pillow's result is the reference.
+    if isinstance(source, ArraySource) and min(source.uniform_shape or (0,)) == preprocessing.size:
         for indices in batches:
             images = preprocessing.fit(torch.from_numpy(source.planes(indices)))
             yield EvalBatch(torch.tensor(indices), images.contiguous(), [])

@@ -114,10 +114,11 @@ def _read(file: Path, source: ImageSource) -> Features | None:
     try:
         with safe_open(file, framework="pt") as content:
             tensors = {name: content.get_tensor(name) for name in content.keys()}
-            failures = [(name, reason) for name, reason in json.loads(content.metadata()["failures"])]
-    except (SafetensorError, OSError, KeyError):  # damaged: it is only a cache
+            noted = (content.metadata() or {})["failures"]
+        failures = [(name, reason) for name, reason in json.loads(noted)]
+        return _assemble(source, tensors["z"], tensors.get("target"), tensors["kept"], failures)
+    except (SafetensorError, OSError, LookupError, ValueError):  # damaged: it is only a cache
         return None
-    return _assemble(source, tensors["z"], tensors.get("target"), tensors["kept"], failures)
 
 
 def _assemble(

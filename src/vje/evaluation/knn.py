@@ -36,6 +36,8 @@ def knn_accuracy(
     """
     if not len(queries):
         raise UserError("k-NN needs at least one test image.")
+    if len(queries) != len(query_labels):
+        raise ValueError(f"{len(queries)} queries and {len(query_labels)} labels")
     predicted = knn_predict(bank, bank_labels, queries, k, temperature)
     return 100.0 * float((predicted == query_labels).double().mean())
 
@@ -44,6 +46,10 @@ def knn_predict(bank: Tensor, bank_labels: Tensor, queries: Tensor, k: int, temp
     """Predicted classes ``[M]``; arguments as for :func:`knn_accuracy`. Memory does not grow with the data set."""
     if not k > 0:
         raise UserError(f"k-NN needs at least one neighbour, got k={k}.")
+    if not len(bank):
+        raise UserError("k-NN needs at least one training image.")
+    if len(bank) != len(bank_labels):
+        raise ValueError(f"{len(bank)} features and {len(bank_labels)} labels in the bank")
     k = min(k, len(bank))
     classes = int(bank_labels.max()) + 1
     bank = normalize(bank.float(), dim=1)

@@ -23,7 +23,8 @@ def non_finite(step: int, parts: dict[str, float], batch: dict[str, Tensor], fol
     """
     offenders = [f"{name} = {value}" for name, value in parts.items() if not math.isfinite(value)]
     others = [f"{name} = {value:.4g}" for name, value in parts.items() if math.isfinite(value)]
-    message = f"training stopped at step {step}: {', '.join(offenders)} (the rest: {', '.join(others)})."
+    what = ", ".join(offenders) or "not finite in another process"
+    message = f"training stopped at step {step}: {what} (the rest: {', '.join(others) or 'none'})."
     if folder is not None:
         file = folder / f"bad-batch-step-{step}.safetensors"
         write_atomically(file, save({name: x.detach().cpu().contiguous() for name, x in batch.items()}))
@@ -86,7 +87,7 @@ class CollapseWatch:
                 f"{max(self.peak_rank, rank):.1f}. Try a lower --lr, a larger --batch, or --target ema."
             )
         accuracy = record.get("knn", {}).get("z")
-        if self.chance is not None and accuracy is not None and accuracy < 1.2 * self.chance:
+        if accuracy is not None and self.chance is not None and accuracy < _above(self.chance):
             found["chance"] = (
                 f"k-NN accuracy of z is {accuracy:.1f}%, about chance ({self.chance:.1f}%): the representation has "
                 "learned nothing of the classes yet. If it stays there, look at --crop-area and --lr."
@@ -100,3 +101,12 @@ class CollapseWatch:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.said, self.peak_rank = set(state["said"]), state["peak_rank"]
+
+
+def _above(chance: float) -> float:
+    """Percent that is clearly more than chance; a fifth more would be over 100 where one class is most of the data.
+
+    >>> _above(10.0), _above(95.0)
+    (12.0, 96.0)
+    """
+    return chance + 0.2 * min(chance, 100 - chance)

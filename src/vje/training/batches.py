@@ -49,6 +49,13 @@ class ResidentBatches:
         """Nothing to say: unreadable files were left out before training."""
         return {}
 
+    def state(self) -> dict[str, Any]:
+        """Nothing to keep: batches depend on the seed and the step alone."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+
 
 class StreamBatches:
     """Files that worker processes decode and crop while the device computes.
@@ -129,3 +136,11 @@ class StreamBatches:
     def notes(self) -> dict[str, Any]:
         """How many files could not be read so far, if any."""
         return {"unreadable_files": len(self._unreadable)} if self._unreadable else {}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the files that could not be read, and why."""
+        return {"unreadable": self._unreadable}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._unreadable = dict(state["unreadable"])

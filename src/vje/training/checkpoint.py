@@ -85,11 +85,16 @@ def _live_tensors(step: "TrainStep") -> Iterator[tuple[str, Tensor]]:
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint atomically, and remove all but the last few."""
+    """Write a checkpoint atomically, and keep only the last few up to it.
+
+    What goes with the older ones: unreadable files of later steps, which were passed over, and what a kill cut short.
+    """
     file = folder / f"step-{checkpoint.info['step']:09d}.safetensors"
     header = {"format": FORMAT, "info": json.dumps(checkpoint.info)}
     write_atomically(file, save(checkpoint.tensors, metadata=header))
-    for old in sorted(folder.glob("step-*.safetensors"))[:-KEPT]:
+    files = sorted(folder.glob("step-*.safetensors"))
+    here = files.index(file)
+    for old in [*files[: max(0, here + 1 - KEPT)], *files[here + 1 :], *folder.glob(".step-*.partial")]:
         old.unlink(missing_ok=True)
     return file
 

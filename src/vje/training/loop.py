@@ -32,6 +32,12 @@ class EpochBatches(Batches, Protocol):
     def notes(self) -> dict[str, Any]:
         """What an epoch's record should say about the images."""
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -131,8 +137,9 @@ class Loop:
             checkpoint.restore(self.step, found)
             self._steps_done, self._elapsed = found.info["step"], found.info["elapsed"]
             self.watch.load(found.info["watch"])
-            if not self.world.writes:  # the saved sums are those of all processes
-                self.step.state.start_epoch()
+            self.batches.load(found.info["batches"])
+            self.step.state.sums /= self.world.size  # those saved are of all processes; each takes its share
+            self.step.state.gram /= self.world.size
         if self.world.writes:
             self.run.forget_after(self._steps_done)
         return complaints
@@ -230,7 +237,8 @@ class Loop:
         state.sums.copy_(self.world.sum(local[0]))
         state.gram.copy_(self.world.sum(local[1]))
         if self.run is not None and self.world.writes:
-            info = {"step": self._steps_done, "elapsed": self._elapsed + seconds, "watch": self.watch.state()}
+            info: dict[str, Any] = {"step": self._steps_done, "elapsed": self._elapsed + seconds}
+            info |= {"watch": self.watch.state(), "batches": self.batches.state()}
             checkpoint.write(self.run.checkpoints, checkpoint.capture(self.step, info))
         state.sums.copy_(local[0])
         state.gram.copy_(local[1])

@@ -1,0 +1,205 @@
+"""``vje ood RUN...``: the OpenOOD v1.5 benchmark, or sets of one's own, for every score."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from vje.cli.evaluate import run_config
+from vje.errors import UserError
+from vje.runs import RunFolder, write_json
+
+if TYPE_CHECKING:
+    from vje.data.sources import ImageSource
+    from vje.ood.benchmark import Member
+
+FIGURE_SCORES = ("nll", "nll_directional", "variance_trace", "neg_kl", "neg_anisotropy", "knn", "mahalanobis")
+TITLES = {
+    "nll": "NLL",
+    "nll_directional": "NLL dir",
+    "nll_radial": "NLL rad",
+    "nll_mc": "NLL sampled",
+    "variance_trace": "Tr(v)",
+    "neg_kl": "-KL",
+    "neg_anisotropy": "-CoV(v)",
+    "knn": "k-NN distance",
+    "mahalanobis": "Mahalanobis",
+    "mahalanobis_class": "Mahalanobis (classes)",
+    "feature_norm": "-|z|",
+    "msp": "MSP (probe)",
+    "energy": "energy (probe)",
+    "react": "ReAct (probe)",
+    "vim": "ViM (probe)",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Out-of-distribution detection: AUROC, AUPR and FPR@95 of every score on every set.
+
+    A run trained on CIFAR-10 or CIFAR-100 is put through the OpenOOD v1.5 protocol with the sets found in --data-dir;
+    any run can be tried on images of your own with --id and --ood. Several runs give mean and standard deviation.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    data_dir: Path | None = None
+    """Where the data sets are; the default is where they were in training."""
+    id: str | None = None
+    """In-distribution images that the run did not train on: a folder, an .npz, or a name."""
+    ood: tuple[str, ...] = ()
+    """Other images, each as NAME=PATH."""
+    samples: int = 0
+    """Monte-Carlo samples of the sampled NLL; 0 leaves it out."""
+    detectors: bool = True
+    """Fit the detectors on training features too."""
+    out: Path | None = None
+    """File for the mean over several runs (JSON)."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute."""
+    batch: int = 500
+    """Images at a time."""
+    workers: int = 8
+    """Threads that decode files."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the benchmark on each run, write ``RUN/ood.json`` and figures, print a table."""
+    options = tyro.cli(Options, args=arguments, prog="vje ood")
+    if not options.runs:
+        raise UserError("`vje ood` needs a run folder, such as runs/cifar10-ema.")
+    if bool(options.id) != bool(options.ood):
+        raise UserError("--id and --ood go together: what is in-distribution, and what is not.")
+    folders = [RunFolder.open(path) for path in options.runs]
+    results = [_evaluate(folder, options) for folder in folders]
+    _print(results, folders)
+    if len(results) > 1:
+        from vje.ood.protocol import mean_and_std
+
+        merged = mean_and_std([{k: r[k] for k in ("scores", "summary")} for r in results])
+        if options.out is not None:
+            write_json(options.out, merged | {"runs": [str(f.path) for f in folders], "counts": results[0]["counts"]})
+            print(f"Mean and standard deviation written to {options.out}")
+    return 0
+
+
+def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
+    from rich.console import Console
+
+    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.cli.console import counting
+    from vje.evaluation.features import Features, cached_features, weights_fingerprint
+    from vje.models import load
+    from vje.ood.protocol import build_scorer, compare, embeddings
+
+    config = run_config(folder, None, options.data_dir)
+    set_determinism(deterministic=False)
+    model = load(folder.path, str(resolve_device(options.device)))
+    console = Console(stderr=True)
+
+    def features(what: str, source: "ImageSource") -> Features:
+        with counting(console, what) as report:
+            return cached_features(model, source, folder.cache, options.batch, options.workers, report)
+
+    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    inside, members, validation = _sets(options, config.data.data, config.data.data_dir, splits.test)
+    bank = features("training images", splits.bank) if options.detectors else None
+    tuning = None
+    if validation is not None:
+        tuning = features("validation images", validation[0]).z, features("OOD validation images", validation[1]).z
+    scorer = build_scorer(model, bank, tuning, options.samples)
+    id_scores = scorer(features("in-distribution images", inside).z)
+    ood_scores = {m.name: scorer(embeddings([features(m.name, part) for part in m.sources])) for m in members}
+    result = compare(id_scores, ood_scores, {m.name: m.near for m in members})
+    result |= {
+        "counts": {"id": len(inside), **{m.name: len(m) for m in members}},
+        "partial": [m.name for m in members if m.partial],
+        "tuned": dict(scorer.chosen),
+        "data": config.data.data if options.id is None else options.id,
+        "seed": config.run.seed,
+        "epochs": config.optimizer.epochs,
+        "weights": weights_fingerprint(model)[:16],
+    }
+    folder.write("ood", result)
+    _draw(folder, id_scores, ood_scores)
+    return result
+
+
+def _sets(
+    options: Options, data: str, data_dir: Path, test: "ImageSource"
+) -> "tuple[ImageSource, list[Member], tuple[ImageSource, ImageSource] | None]":
+    """In-distribution test images, the sets to tell from them, and images to choose hyper-parameters on."""
+    from vje.cli.embed import open_images
+    from vje.ood.benchmark import BENCHMARKS, Member, find_sets, id_images
+
+    if options.id is not None:
+        members = []
+        for word in options.ood:
+            name, equals, path = word.partition("=")
+            if not (name and equals and path):
+                raise UserError(f"--ood {word}: write it as NAME=PATH.")
+            members.append(Member(name, None, (open_images((path,), None, data_dir),)))
+        return open_images((options.id,), None, data_dir), members, None
+    benchmark = Path(data).stem
+    if benchmark not in BENCHMARKS:
+        raise UserError(
+            f"there is no benchmark for a run on {data} (there are {', '.join(BENCHMARKS)}): say what to compare with "
+            "--id PATH --ood NAME=PATH."
+        )
+    validation, inside = id_images(benchmark, test)
+    members, missing, tuning = find_sets(benchmark, data_dir)
+    for message in missing:
+        print(message)
+    if not members:
+        raise UserError(f"none of the benchmark's data sets is in {data_dir}; see above for how to get them.")
+    return inside, members, None if tuning is None else (validation, tuning)
+
+
+def _draw(folder: RunFolder, inside: Any, outside: Any) -> None:
+    from vje.reporting.ood import save_densities, save_roc
+
+    shown = [name for name in FIGURE_SCORES if name in inside]
+    save_roc(folder.path / "ood-roc.png", {name: inside[name] for name in shown}, outside)
+    densities = {data: scores["nll"] for data, scores in outside.items()}
+    save_densities(folder.path / "ood-nll.png", inside["nll"], densities)
+
+
+def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
+    """AUROC of every score on every set."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from vje.ood.protocol import mean_and_std
+
+    first = results[0]
+    several = len(results) > 1
+    merged = mean_and_std([{k: r[k] for k in ("scores", "summary")} for r in results])
+
+    def cell(leaf: dict[str, float]) -> str:
+        return f"{leaf['mean']:.1f} ± {leaf['std']:.1f}" if several else f"{leaf['mean']:.1f}"
+
+    sets = [name for name in first["counts"] if name != "id"]
+    groups = [name for name in ("near", "far", "avg") if name in next(iter(first["summary"].values()))]
+    title = f"AUROC (%), in-distribution {first['data']} ({first['counts']['id']:,} images)"
+    table = Table(title=f"{title}, {len(results)} runs" if several else title, box=box.SIMPLE, pad_edge=False)
+    table.add_column("score", no_wrap=True)
+    for name in sets:
+        mark = "*" if name in first["partial"] else ""
+        table.add_column(f"{name}{mark}\n{first['counts'][name]:,}", justify="right")
+    for name in groups:
+        table.add_column(name, justify="right", style="bold")
+    for score, values in merged["scores"].items():
+        cells = [cell(values[name]["auroc"]) for name in sets] + [cell(merged["summary"][score][g]) for g in groups]
+        table.add_row(TITLES.get(score, score), *cells)
+    needed = 150 if several else 110
+    Console(width=max(needed, Console().width)).print(
+        table
+    )  # a narrow window wraps lines; a narrow table loses figures
+    if first["partial"]:
+        print(f"* not the protocol's own image list (other counts): {', '.join(first['partial'])}")
+    if first["tuned"]:
+        print("chosen on validation images: " + ", ".join(f"{k} {v:g}" for k, v in first["tuned"].items()))
+    for folder in folders:
+        print(f"Written to {folder.path / 'ood.json'}, with ood-roc.png and ood-nll.png beside it")

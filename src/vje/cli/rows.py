@@ -1,0 +1,157 @@
+"""Tables that grow row by row: CSV, which keeps its whole rows if the process is killed, and Parquet."""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from vje.errors import UserError
+
+Row = Sequence[Any]
+
+
+class Table(Protocol):
+    """Something that rows can be written to."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows."""
+
+    def close(self) -> None:
+        """Finish: everything is written."""
+
+    def abandon(self) -> None:
+        """Stop early."""
+
+
+class CsvTable:
+    """A CSV file or, without one, standard output; rows are there as soon as they are written.
+
+    Args:
+        file: to write, or ``None``.
+        header: names of the columns.
+        keep: bytes of the file to leave as they are and continue after; 0 starts anew, with the header.
+    """
+
+    def __init__(self, file: Path | None, header: Row, keep: int = 0) -> None:
+        self._file = file
+        try:
+            self._stream: IO[bytes] = sys.stdout.buffer if file is None else file.open("r+b" if keep else "wb")
+            if keep:
+                self._stream.truncate(keep)
+                self._stream.seek(keep)
+        except OSError as error:
+            raise _cannot_write(file, error) from None
+        if not keep:
+            self.write([header])
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows."""
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        try:
+            self._stream.write(text.getvalue().encode("utf-8", "surrogateescape"))  # file names may be any bytes
+            self._stream.flush()
+        except OSError as error:
+            if self._file is None:
+                raise
+            raise _cannot_write(self._file, error) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._stream.close()
+
+    abandon = close
+
+
+class ParquetTable:
+    """A Parquet file, which appears under its name when it is whole.
+
+    Args:
+        file: to write.
+        types: name of each column, and its type in pyarrow's words.
+    """
+
+    def __init__(self, file: Path, types: dict[str, str]) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        self._file, self._partial = file, file.with_name(f".{file.name}.partial")
+        self._schema = pyarrow.schema(list(types.items()))
+        try:
+            self._writer = parquet.ParquetWriter(self._partial, self._schema)
+        except OSError as error:
+            raise _cannot_write(file, error) from None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows."""
+        import pyarrow
+
+        columns = zip(*([_text(value) for value in row] for row in rows), strict=True)
+        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        try:
+            self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=self._schema))
+        except OSError as error:
+            raise _cannot_write(self._file, error) from None
+
+    def close(self) -> None:
+        """Finish the file and give it its name."""
+        self._writer.close()
+        self._partial.replace(self._file)
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        self._writer.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def whole_rows(file: Path, header: Sequence[str]) -> Iterator[tuple[dict[str, str], int]]:
+    """The rows of a CSV file by column, each with the place in the file where it ends.
+
+    A last row that was cut short is left out. A file with another header is refused.
+    """
+    for number, (values, end) in enumerate(_records(file)):
+        if number == 0 and values != list(header):
+            raise _other_columns(file, header)
+        if len(values) != len(header):
+            raise UserError(f"{file}: row {number + 1} has {len(values)} values and not {len(header)}; mend it first.")
+        yield dict(zip(header, values, strict=True)), end
+
+
+def check_header(file: Path, header: Sequence[str]) -> None:
+    """Refuse to continue a CSV file that has other columns; one cut short within the header is fine."""
+    first = next((values for values, _ in _records(file)), None)
+    with file.open("rb") as stream:
+        beginning = stream.read(1 << 16)
+    if first != list(header) and (first is not None or not ",".join(header).encode().startswith(beginning)):
+        raise _other_columns(file, header)
+
+
+def _records(file: Path) -> Iterator[tuple[list[str], int]]:
+    record, end = b"", 0
+    with file.open("rb") as stream:
+        for line in stream:
+            record += line
+            if not record.endswith(b"\n") or record.count(b'"') % 2:  # cut short, or a line break within quotes
+                continue
+            end += len(record)
+            yield next(csv.reader([record.decode("utf-8", "surrogateescape")])), end
+            record = b""
+
+
+def _text(value: Any) -> Any:
+    """Parquet wants valid Unicode."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def _other_columns(file: Path, header: Sequence[str]) -> UserError:
+    return UserError(
+        f"{file} cannot be continued: its columns are not {', '.join(header)}. Use the options that it was written "
+        "with, choose another --out, or replace it with --force."
+    )
+
+
+def _cannot_write(file: Path | None, error: OSError) -> UserError:
+    return UserError(f"cannot write {file} ({error.strerror}): free some space or choose another --out.")

@@ -1,0 +1,125 @@
+"""The OpenOOD v1.5 benchmarks for small images: which sets, which images of them, and what counts as near and far.
+
+Conventions (Yang et al., "OpenOOD: benchmarking generalized out-of-distribution detection", NeurIPS 2022; v1.5 by
+Zhang et al., 2023). OpenOOD's image lists for CIFAR cannot be mapped to the original order of the files, so the
+validation images are the first of each class in file order: 100 of each CIFAR-10 class, 10 of each CIFAR-100 class.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vje.data.registry import RawSplits, open_data
+from vje.data.sources import ImageSource
+from vje.errors import UserError
+
+
+@dataclass(frozen=True)
+class OODSet:
+    """One set of out-of-distribution images.
+
+    Attributes:
+        name: as in tables and files.
+        near: whether it counts as near-OOD.
+        images: how many the protocol has.
+        validation_per_class: first images of each class that are left out, as they are someone's validation set.
+        source: how to get the data.
+    """
+
+    name: str
+    near: bool
+    images: int
+    validation_per_class: int = 0
+    source: str = ""
+
+
+_FAR = (
+    OODSet("mnist", False, 70_000, source="downloaded by torchvision (train and test together)"),
+    OODSet("svhn", False, 26_032, source="downloaded by torchvision (test)"),
+    OODSet("textures", False, 5_640, source="the Describable Textures images, as a folder or .npz"),
+    OODSet("places", False, 35_195, source="the Places365 test images of OpenOOD's list, as a folder or .npz"),
+)
+_TIN = OODSet("tin", True, 7_793, source="the Tiny ImageNet validation images of OpenOOD's list, as a folder or .npz")
+BENCHMARKS: dict[str, tuple[OODSet, ...]] = {
+    "cifar10": (OODSet("cifar100", True, 9_000, 10, "downloaded by torchvision (test)"), _TIN, *_FAR),
+    "cifar100": (OODSet("cifar10", True, 9_000, 100, "downloaded by torchvision (test)"), _TIN, *_FAR),
+}
+ID_VALIDATION = {"cifar10": 100, "cifar100": 10}
+
+
+@dataclass(frozen=True)
+class Member:
+    """A set as it was found.
+
+    Attributes:
+        name: of the set.
+        near: near-OOD or far-OOD; None for sets of one's own.
+        sources: its images, in one part or several.
+        expected: how many the protocol has; None for sets of one's own.
+    """
+
+    name: str
+    near: bool | None
+    sources: tuple[ImageSource, ...]
+    expected: int | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    @property
+    def partial(self) -> bool:
+        """Whether there are other images than the protocol says."""
+        return self.expected is not None and len(self) != self.expected
+
+
+def without_first(source: ImageSource, count: int) -> tuple[ImageSource, ImageSource]:
+    """Split off the first ``count`` images of each class, in file order: (those, the rest)."""
+    if source.labels is None:
+        raise UserError(f"{source.name} has no labels, and its validation images are the first of each class.")
+    seen = np.zeros(int(source.labels.max()) + 1, dtype=int)
+    first = np.zeros(len(source), dtype=bool)
+    for index, label in enumerate(source.labels):
+        first[index] = seen[label] < count
+        seen[label] += 1
+    return source.subset(np.flatnonzero(first)), source.subset(np.flatnonzero(~first))
+
+
+def id_images(benchmark: str, test: ImageSource) -> tuple[ImageSource, ImageSource]:
+    """The in-distribution test set as (validation, test)."""
+    return without_first(test, ID_VALIDATION[benchmark])
+
+
+def find_sets(benchmark: str, data_dir: Path) -> tuple[list[Member], list[str], ImageSource | None]:
+    """The benchmark's sets at hand, what to do about those that are not, and Tiny ImageNet's validation list."""
+    members, missing, validation = [], [], None
+    for wanted in BENCHMARKS[benchmark]:
+        try:
+            raw = open_data(_looked_up(wanted.name, data_dir), data_dir)
+        except UserError as error:
+            missing.append(
+                f"{wanted.name} is left out: {str(error).rstrip('.')}. Put {wanted.name}.npz (array test_images) or "
+                f"a folder {wanted.name}/ into {data_dir}: {wanted.source}."
+            )
+            continue
+        members.append(Member(wanted.name, wanted.near, _images(wanted, raw), wanted.images))
+        if wanted.name == "tin":
+            validation = raw.val
+    return members, missing, validation
+
+
+def _looked_up(name: str, data_dir: Path) -> str:
+    """A name that torchvision knows stays a name; others are files or folders in the data folder."""
+    for place in (data_dir / f"{name}.npz", data_dir / name):
+        if place.exists():
+            return str(place)
+    return name
+
+
+def _images(wanted: OODSet, raw: RawSplits) -> tuple[ImageSource, ...]:
+    if wanted.name == "mnist" and raw.train is not None and raw.test is not None:
+        return (raw.train, raw.test)
+    parts = [part for part in (raw.test, raw.val, raw.train) if part is not None]
+    if wanted.validation_per_class:
+        return (without_first(parts[0], wanted.validation_per_class)[1],)
+    return (parts[0],)

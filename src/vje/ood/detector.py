@@ -1,0 +1,260 @@
+"""Scoring images in production: how unusual each is, and whether it is an outlier at a chosen false-alarm rate."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from vje.data.batches import evaluation_batches
+from vje.data.decode import _convert, fit_image, read_image
+from vje.data.folders import scan_paths
+from vje.data.sources import ArraySource, ImageSource
+from vje.errors import UserError
+from vje.evaluation.features import weights_fingerprint
+from vje.likelihood import at_least_float32, directional_contributions
+from vje.methods.vje import VJE
+from vje.models import load
+from vje.ood.conformal import CALIBRATE_AGAIN, Calibration, check_alpha, outliers, p_values, sorted_scores
+
+COLUMNS = ("nll", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "cosine_mean_z")
+"""What :meth:`ImageDetector.score` gives for each image, calibrated or not."""
+
+SCORES = {"nll": 1, "nll_directional": 1, "nll_radial": 1, "variance": 1, "kl": -1, "anisotropy": -1}
+"""The columns that can be calibrated, and the sign that makes larger mean more out-of-distribution."""
+
+BATCH = 256
+
+Path_ = str | os.PathLike[str]
+Images = Tensor | NDArray[np.uint8] | Sequence[Image.Image | Path_]
+
+
+class ScoredBatch(NamedTuple):
+    """Some of a source's images.
+
+    Attributes:
+        indices: their places in the source.
+        scores: as :meth:`ImageDetector.score` gives them; empty if no image of the batch could be read.
+        failures: (place in the source, reason) of each unreadable file.
+    """
+
+    indices: list[int]
+    scores: dict[str, Tensor]
+    failures: list[tuple[int, str]]
+
+
+class ImageDetector:
+    """A trained model that scores images and, once calibrated, tells outliers; public as ``vje.ood.Detector``.
+
+    Args:
+        model: with its preprocessing; it is put into evaluation mode.
+        calibration: scores of held-out images under this very model.
+        file: where :meth:`save_calibration` writes.
+    """
+
+    def __init__(self, model: VJE, calibration: Calibration | None = None, file: Path | None = None) -> None:
+        if model.preprocessing is None:
+            raise UserError("this model has no preprocessing, so images cannot be prepared for it.")
+        self.model = model.eval()
+        self.preprocessing = model.preprocessing
+        self.calibration = calibration
+        self.file = file
+
+    @classmethod
+    def from_run(cls, path: str | Path, device: str = "auto", calibrated: bool = True) -> "ImageDetector":
+        """The model of a run, with the run's calibration if it has one.
+
+        Args:
+            path: run folder, or a model's ``.safetensors`` file.
+            device: where to compute; "auto" is the GPU if there is one.
+            calibrated: read the calibration; one that was made for other weights is an error.
+        """
+        if device == "auto":
+            device = str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+        detector = cls(load(path, device), file=calibration_file(Path(path)))
+        if calibrated and detector.file is not None and detector.file.exists():
+            found = Calibration.read(detector.file)
+            if found.score not in SCORES:
+                raise UserError(f"{detector.file} holds the unknown score {found.score!r}: {CALIBRATE_AGAIN}")
+            if found.weights != weights_fingerprint(detector.model):
+                raise UserError(f"{detector.file} belongs to other weights than the model has now: {CALIBRATE_AGAIN}")
+            detector.calibration = found
+        return detector
+
+    def score(self, images: Images, alpha: float = 0.05, explain: bool = False) -> dict[str, Tensor]:
+        """How unusual each image is.
+
+        Args:
+            images: uint8 ``[B, C, H, W]`` tensor or array, or a list of Pillow images and paths of image files.
+            alpha: false-alarm rate, for ``outlier``.
+            explain: add ``contributions``, ``[B, D]``: what each feature adds to ``nll_directional``.
+                ``contributions.topk(10)`` are the ten features that speak most against the image.
+
+        Returns:
+            For each image, ``[B]``, on the CPU: the columns of :meth:`vje.VJE.score`; if calibrated, also ``p_value``
+            (float64) and ``outlier``, ``p_value <= alpha``. An image exchangeable with the calibration images is called
+            an outlier with probability ``alpha`` at most (:func:`vje.ood.conformal.p_values`).
+
+        Raises:
+            UserError: there are no images, or one cannot be read.
+        """
+        check_alpha(alpha)
+        parts = [self._judged(self._measure(batch, explain), alpha) for batch in self._fitted(images)]
+        if not parts:
+            raise UserError("there are no images to score.")
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def stream(
+        self, source: ImageSource, alpha: float = 0.05, explain: bool = False, batch_size: int = BATCH, workers: int = 0
+    ) -> Iterator[ScoredBatch]:
+        """:meth:`score` for a source of any size, batch by batch and in order, in constant memory.
+
+        Args:
+            source: the images.
+            alpha: as for :meth:`score`.
+            explain: as for :meth:`score`.
+            batch_size: images at a time.
+            workers: threads that decode files.
+        """
+        check_alpha(alpha)
+        for batch in evaluation_batches(source, self.preprocessing, batch_size, workers):
+            scores = self._judged(self._measure(batch.images, explain), alpha) if len(batch.images) else {}
+            yield ScoredBatch(batch.indices.tolist(), scores, batch.failures)
+
+    def calibrate(
+        self,
+        images: ImageSource | Path_ | Images,
+        score: str = "nll",
+        name: str | None = None,
+        batch_size: int = BATCH,
+        workers: int = 0,
+        report: Callable[[int, int], None] | None = None,
+    ) -> Calibration:
+        """Score held-out images, to compare new ones with. The model must not have been trained on them.
+
+        Args:
+            images: a source, a folder, or what :meth:`score` takes. Files that cannot be read are passed over.
+            score: one of :data:`SCORES`.
+            name: what to call the images; the default is their source's name.
+            batch_size: images at a time.
+            workers: threads that decode files.
+            report: told (images done, images in all) after each batch.
+        """
+        if score not in SCORES:
+            raise UserError(f"there is no score {score!r} to calibrate; scores: {', '.join(SCORES)}.")
+        source = _as_source(images)
+        found: list[Tensor] = []
+        if source is None:
+            found.append(self.score(images)[score])  # type: ignore[arg-type]
+        else:
+            done = 0
+            for batch in self.stream(source, batch_size=batch_size, workers=workers):
+                found += [batch.scores[score]] if batch.scores else []
+                done += len(batch.indices) + len(batch.failures)
+                if report is not None:
+                    report(done, len(source))
+        if not found:
+            raise UserError("none of the images to calibrate with could be read.")
+        self.calibration = Calibration(
+            sorted_scores(SCORES[score] * torch.cat(found).double().numpy()),
+            score,
+            name or ("images" if source is None else source.name),
+            "" if source is None else source.fingerprint(),
+            weights_fingerprint(self.model),
+        )
+        return self.calibration
+
+    def save_calibration(self, file: str | Path | None = None) -> Path:
+        """Write the calibration, by default beside the model, where :meth:`from_run` finds it."""
+        target = self.file if file is None else Path(file)
+        if self.calibration is None:
+            raise UserError("there is no calibration to save: call calibrate first.")
+        if target is None:
+            raise UserError("this detector was not loaded from a run: say where to save the calibration.")
+        self.calibration.save(target)
+        return target
+
+    @property
+    def ranked_by(self) -> str:
+        """The column that decides what is typical: the calibrated one, else the NLL."""
+        return "nll" if self.calibration is None else self.calibration.score
+
+    @property
+    def sign(self) -> int:
+        """1 if large values of that column are unusual, -1 if small ones are."""
+        return SCORES[self.ranked_by]
+
+    @torch.no_grad()
+    def _measure(self, images: Tensor, explain: bool) -> dict[str, Tensor]:
+        """The columns of uint8 images that have their final size."""
+        model, device = self.model, next(self.model.parameters()).device
+        x = self.preprocessing.normalize(images.to(device)).contiguous(memory_format=torch.channels_last)
+        z = at_least_float32(model.encoder(x))
+        found = model.score_embeddings(z)
+        scores = {name: found[name].cpu() for name in COLUMNS}
+        if explain:
+            q = model.inference(z)
+            terms = directional_contributions(z, q.mean, q.variance, model.nu, model.center_variance)
+            scores["contributions"] = terms.cpu()
+        return scores
+
+    def _judged(self, scores: dict[str, Tensor], alpha: float) -> dict[str, Tensor]:
+        if self.calibration is None:
+            return scores
+        ranks = (
+            (self.sign * scores[self.ranked_by]).double().nan_to_num(torch.inf, torch.inf, -torch.inf)
+        )  # NaN: as odd as can be
+        p = p_values(self.calibration.scores, ranks.numpy())
+        return scores | {"p_value": torch.from_numpy(p), "outlier": torch.from_numpy(outliers(p, alpha))}
+
+    def _fitted(self, images: Images) -> Iterator[Tensor]:
+        """Batches of uint8 images of the size that the encoder wants."""
+        prepare = self.preprocessing
+        if isinstance(images, Tensor | np.ndarray):
+            if len(images):
+                yield from (batch.images for batch in evaluation_batches(_array_source(images), prepare, BATCH))
+            return
+        items = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+        for start in range(0, len(items), BATCH):
+            pictures = (_picture(item, prepare.channels, 2 * prepare.size) for item in items[start : start + BATCH])
+            yield torch.from_numpy(np.stack([fit_image(x, prepare.size, prepare.crop) for x in pictures]))
+
+
+def calibration_file(path: Path) -> Path:
+    """Where the calibration of a run folder, or of a model file, is kept.
+
+    >>> calibration_file(Path("models/birds.safetensors")).name
+    'birds.calibration.safetensors'
+    """
+    if path.suffix != ".safetensors" or path.is_dir():
+        return path / "calibration.safetensors"
+    stem = "" if path.name == "model.safetensors" else f"{path.stem}."
+    return path.with_name(f"{stem}calibration.safetensors")
+
+
+def _as_source(images: Any) -> ImageSource | None:
+    """The images as a source; None for Pillow images, which are decoded already."""
+    if isinstance(images, ImageSource):
+        return images
+    if isinstance(images, Tensor | np.ndarray):
+        return _array_source(images)
+    paths = [images] if isinstance(images, str | os.PathLike) else images
+    return scan_paths(paths) if all(isinstance(path, str | os.PathLike) for path in paths) else None
+
+
+def _array_source(images: Tensor | NDArray[Any]) -> ArraySource:
+    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] not in (1, 3, 4):
+        raise UserError(f"images must be uint8 [B, C, H, W], got {array.dtype} {tuple(array.shape)}.")
+    return ArraySource(array.transpose(0, 2, 3, 1))
+
+
+def _picture(item: Image.Image | Path_, channels: int, draft: int) -> Image.Image:
+    if not isinstance(item, Image.Image):
+        return read_image(item, channels, draft)
+    return _convert(ImageOps.exif_transpose(item), channels)

@@ -1,0 +1,133 @@
+"""A linear classifier on frozen features: what the detectors on logits stand on.
+
+It is fitted to convergence by a deterministic method, so that equal features give equal scores. The linear probe of
+the evaluation protocol is another thing, trained with SGD.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from vje.errors import UserError
+from vje.ood.base import blocks, check_features
+
+CONSTANT = 1e-6
+"""A feature whose standard deviation is under this share of its mean is rounding noise, and is not scaled up."""
+
+
+@dataclass(frozen=True)
+class LinearClassifier:
+    """Logits of features: :math:`W x + b`.
+
+    Attributes:
+        weight: W, shape ``[C, D]``.
+        bias: b, shape ``[C]``.
+
+    >>> classifier = LinearClassifier(torch.eye(2), torch.tensor([0.0, 1.0]))
+    >>> classifier.logits(torch.tensor([[3.0, 5.0]]))
+    tensor([[3., 6.]])
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __post_init__(self) -> None:
+        if self.weight.dim() != 2 or self.bias.shape != self.weight.shape[:1]:
+            raise UserError(
+                "a linear classifier has a weight of shape [C, D] and a bias of shape [C], "
+                f"got {list(self.weight.shape)} and {list(self.bias.shape)}."
+            )
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits ``[N, C]`` of features ``[N, D]``, in the weight's precision and on its device."""
+        return linear(features.to(self.weight), self.weight, self.bias)
+
+
+def fit_linear(
+    features: Tensor, labels: Tensor, weight_decay: float = 1e-4, max_iterations: int = 500
+) -> LinearClassifier:
+    r"""Multinomial logistic regression, by full-batch L-BFGS in float64.
+
+    .. math:: \min_{V, c} \; -\frac1N \sum_i \log \mathrm{softmax}(V \tilde x_i + c)_{y_i} + \frac\lambda2 |V|^2,
+        \quad \tilde x = (x - m) / s
+
+    with m and s the mean and standard deviation of each feature, so that the penalty treats features alike; the
+    answer is in terms of x: W = V / s and b = c - W m. scikit-learn calls 1 / (lambda N) C.
+
+    Args:
+        features: shape ``[N, D]``, on any device; chunks of it are brought to float64, never the whole.
+        labels: class numbers, integers ``[N]``. The rows of the weight are the classes that occur, in order.
+        weight_decay: lambda.
+        max_iterations: of L-BFGS, which usually stops sooner by itself.
+
+    Returns:
+        The classifier, in float64 on the features' device.
+
+    >>> x, y = torch.tensor([[0.0, 1.0], [1.0, 1.0], [4.0, 1.0], [5.0, 1.0]]), torch.tensor([3, 3, 7, 7])
+    >>> fit_linear(x, y).logits(torch.tensor([[0.5, 1.0], [4.5, 1.0]])).argmax(1)
+    tensor([0, 1])
+    """
+    check_features(features, labels, "the linear classifier")
+    classes, targets = labels.to(features.device).unique(return_inverse=True)
+    if len(classes) < 2:
+        raise UserError(f"the linear classifier needs at least two classes, got only class {int(classes[0])}.")
+    if not weight_decay > 0:
+        raise UserError(
+            f"weight_decay must be positive (1e-4 is usual) for there to be an optimum, got {weight_decay}."
+        )
+    mean, std = _mean_and_std(features)
+    features, (count, dim) = features.detach(), features.shape
+    weight = torch.zeros(len(classes), dim, dtype=torch.float64, device=features.device)  # V
+    bias = torch.zeros(len(classes), dtype=torch.float64, device=features.device)  # c
+    optimizer = torch.optim.LBFGS(
+        [weight, bias],
+        max_iter=max_iterations,
+        max_eval=2 * max_iterations,
+        history_size=20,
+        tolerance_grad=1e-7,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )
+
+    def objective() -> Tensor:
+        """The value; the gradients are left where the optimiser looks for them."""
+        folded = fold(weight, bias, mean, std)
+        loss = torch.zeros((), dtype=torch.float64, device=features.device)
+        by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        for rows in blocks(features, len(classes)):
+            x, y = features[rows].double(), targets[rows, None]
+            log_p = folded.logits(x).log_softmax(1)
+            loss -= log_p.gather(1, y).sum()
+            error = log_p.exp_()  # [rows, C]: probabilities less the truth, the gradient by the logits
+            error.scatter_add_(1, y, torch.full_like(error[:, :1], -1))
+            by_weight += error.T @ x
+            by_bias += error.sum(0)
+        weight.grad = (by_weight - by_bias[:, None] * mean) / std / count + weight_decay * weight
+        bias.grad = by_bias / count
+        return loss / count + weight_decay / 2 * weight.square().sum()
+
+    optimizer.step(objective)
+    return fold(weight, bias, mean, std)
+
+
+def fold(weight: Tensor, bias: Tensor, mean: Tensor, std: Tensor) -> LinearClassifier:
+    """The classifier on x that equals (weight, bias) on (x - mean) / std.
+
+    >>> fold(torch.tensor([[4.0]]), torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([2.0]))
+    LinearClassifier(weight=tensor([[2.]]), bias=tensor([-5.]))
+    """
+    scaled = weight / std
+    return LinearClassifier(scaled, bias - scaled @ mean)
+
+
+def _mean_and_std(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, float64 ``[D]``; the latter 1 for features that do not vary."""
+    mean, squares = torch.zeros(2, features.shape[1], dtype=torch.float64, device=features.device)
+    for rows in blocks(features):
+        mean += features[rows].double().sum(0) / len(features)
+    for rows in blocks(features):
+        squares += (features[rows].double() - mean).square().sum(0) / len(features)
+    std = squares.sqrt()
+    return mean, torch.where(std > CONSTANT * mean.abs(), std, 1.0)

@@ -1,0 +1,91 @@
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vje.cli.main import main
+
+TINY = ("--encoder", "resnet8", "--size", "8", "--device", "cpu", "--batch", "16", "--epochs", "2", "--workers", "0")
+
+
+class Answer(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def vje(capsys, monkeypatch):
+    """The command line in this process: ``vje("train", ...)`` gives the exit status and what was printed."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # the option parser's way out
+            status = stop.code
+        return Answer(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def tiny():
+    """Options that train in a second."""
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A finished run on 96 labelled training and 32 test images, and its data; read only."""
+    folder = tmp_path_factory.mktemp("trained")
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 96), ("test", 32)):
+        labels = np.arange(count) % 4
+        pixels = rng.integers(0, 64, (count, 8, 8, 3)) + 60 * labels[:, None, None, None]
+        arrays |= {f"{split}_images": pixels.astype(np.uint8), f"{split}_labels": labels}
+    data, run = folder / "tiny.npz", folder / "run"
+    np.savez(data, **arrays)
+    assert main(["train", "folder", "--data", str(data), "--out", str(run), *TINY, "--knn-every", "1"]) == 0
+    return run, data
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder as people have them: nested, mixed kinds and sizes, two files that are no images and a note."""
+    root, rng = tmp_path / "photos", np.random.default_rng(0)
+    for i in range(38):
+        path = root / ("a/b", "c", "")[i % 3] / f"{i:02}.{('png', 'jpg')[i % 2]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        height, width = 8 + 3 * (i % 7), 8 + 5 * (i % 5)
+        kinds = ("RGB", "L", "CMYK") if i % 2 else ("RGB", "L", "RGBA", "P", "I;16", "LA")
+        kind = kinds[i % len(kinds)]
+        if kind == "I;16":
+            picture = Image.fromarray(rng.integers(0, 2**16, (height, width), dtype=np.uint16))
+        else:
+            pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            picture = Image.fromarray(pixels).convert(kind if kind != "LA" else "L").convert(kind)
+        picture.save(path)
+    whole = (root / "00.png" if (root / "00.png").exists() else root / "a/b/00.png").read_bytes()
+    (root / "c" / "cut.png").write_bytes(whole[:60])
+    (root / "notes.jpg").write_text("no picture")
+    (root / "readme.txt").write_text("38 pictures, and two files that are none")
+    return root
+
+
+@pytest.fixture
+def snapshot():
+    """Content of everything under a folder."""
+
+    def read(root):
+        return {
+            os.path.relpath(path, root): path.read_bytes() if path.is_file() else None
+            for path in sorted(Path(root).rglob("*"))
+        }
+
+    return read

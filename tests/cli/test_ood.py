@@ -1,0 +1,120 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vje.cli.main import main
+from vje.config import load_recipe, to_dict
+from vje.methods.vje import VJE
+from vje.preprocessing import Preprocessing
+from vje.runs import RunFolder
+
+SETS = {"cifar100": (24, 2), "tin": (9, 0), "svhn": (7, 0), "textures": (5, 0)}
+
+
+def pixels(count: int, seed: int, side: int = 8) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+
+
+def make_run(path: Path, data_dir: Path, seed: int) -> Path:
+    """An untrained model in the folder of a run on (very small) CIFAR-10."""
+    recipe = load_recipe("digits")
+    config = replace(
+        recipe, data=replace(recipe.data, data="cifar10", data_dir=data_dir), run=replace(recipe.run, seed=seed)
+    )
+    folder = RunFolder.create(path)
+    folder.write("config", to_dict(config))
+    folder.write("data", {"held_out": None, "fingerprint": ""})
+    torch.manual_seed(seed)
+    VJE("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(path)
+    return path
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    labels = np.arange(1100) % 10  # 100 of each class are validation
+    np.savez(
+        folder / "cifar10.npz",
+        train_images=pixels(60, 0),
+        train_labels=np.arange(60) % 10,
+        test_images=pixels(1100, 1),
+        test_labels=labels,
+    )
+    for seed, (name, (count, classes)) in enumerate(SETS.items()):
+        arrays = {"test_images": pixels(count, seed + 5, side=12 if name == "tin" else 8)}
+        if classes:
+            arrays["test_labels"] = np.arange(count) % classes
+        if name == "tin":
+            arrays["val_images"] = pixels(20, 99, side=12)
+        np.savez(folder / f"{name}.npz", **arrays)
+
+    def no_network(*_: object) -> None:
+        from vje.errors import UserError
+
+        raise UserError("no network here")
+
+    monkeypatch.setattr("vje.data.registry._download", no_network)
+    return folder
+
+
+def test_benchmark_writes_every_score_and_names_what_is_missing(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", data_dir, 0)
+    assert main(["ood", str(run), "--device", "cpu", "--samples", "2"]) == 0
+    printed = capsys.readouterr().out
+    result = json.loads((run / "ood.json").read_text())
+    assert result["counts"] == {"id": 100, "cifar100": 4, "tin": 9, "svhn": 7, "textures": 5}
+    assert set(result["partial"]) == set(SETS)
+    assert {"nll", "nll_mc", "knn", "mahalanobis", "msp", "vim"} <= result["scores"].keys()
+    near = np.mean([result["scores"]["nll"][name]["auroc"] for name in ("cifar100", "tin")])
+    far = np.mean([result["scores"]["nll"][name]["auroc"] for name in ("svhn", "textures")])
+    summary = result["summary"]["nll"]
+    assert (summary["near"], summary["far"], summary["avg"]) == pytest.approx((near, far, (near + far) / 2))
+    assert set(result["tuned"]) == {"knn", "react"}
+    assert "mnist is left out" in printed and "places is left out" in printed
+    assert (run / "ood-roc.png").stat().st_size > 0 and (run / "ood-nll.png").stat().st_size > 0
+
+
+def test_several_runs_give_mean_and_deviation(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [make_run(tmp_path / f"run{seed}", data_dir, seed) for seed in (0, 1)]
+    out = tmp_path / "both.json"
+    assert main(["ood", *map(str, runs), "--no-detectors", "--device", "cpu", "--out", str(out)]) == 0
+    values = [json.loads((run / "ood.json").read_text())["summary"]["nll"]["near"] for run in runs]
+    leaf = json.loads(out.read_text())["summary"]["nll"]["near"]
+    assert leaf == pytest.approx({"mean": np.mean(values), "std": np.std(values, ddof=1)})
+    assert "±" in capsys.readouterr().out
+
+
+def test_images_of_ones_own(tmp_path: Path, data_dir: Path) -> None:
+    run = make_run(tmp_path / "run", data_dir, 0)
+    np.savez(tmp_path / "mine.npz", images=pixels(20, 3))
+    np.savez(tmp_path / "other.npz", images=np.zeros((15, 8, 8, 3), np.uint8))
+    words = ["--id", str(tmp_path / "mine.npz"), "--ood", f"black={tmp_path / 'other.npz'}"]
+    assert main(["ood", str(run), *words, "--device", "cpu"]) == 0
+    result = json.loads((run / "ood.json").read_text())
+    assert result["counts"] == {"id": 20, "black": 15}
+    assert set(result["summary"]["nll"]) == {"avg"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--id", "x.npz"], "go together"),
+        (["--id", "x.npz", "--ood", "nopath"], "NAME=PATH"),
+    ],
+)
+def test_mistakes_are_named(
+    tmp_path: Path, data_dir: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", data_dir, 0)
+    assert main(["ood", str(run), *words, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (run / "ood.json").exists()

@@ -1,0 +1,362 @@
+import csv
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vje.cli.rows import check_header, whole_rows
+from vje.config import load_recipe, to_dict
+from vje.data.arrays import load_npz
+from vje.errors import UserError
+from vje.methods.vje import VJE
+from vje.ood.detector import ImageDetector
+from vje.preprocessing import Preprocessing
+from vje.runs import RunFolder
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+SCORES = ("nll", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "cosine_mean_z")
+COLUMNS = ["file", *SCORES, "p_value", "outlier", "error"]
+
+
+def pixels(count: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.integers(0, 64, (count, 8, 8, 3)) + rng.integers(0, 190, (count, 1, 1, 1))).astype(np.uint8)
+
+
+def save_model(run: Path, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    VJE("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(run)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """An untrained model in the folder of a run with 60 test images of its own."""
+    data = tmp_path / "set.npz"
+    np.savez(data, train_images=pixels(50, 1), test_images=pixels(60, 2))
+    recipe = load_recipe("digits")
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", to_dict(replace(recipe, data=replace(recipe.data, data=str(data)))))
+    folder.write("data", {"held_out": None, "fingerprint": load_npz(data)["train"].fingerprint()})
+    save_model(folder.path)
+    return folder.path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder as phones and people leave it."""
+    root = tmp_path / "photos"
+    (root / "trip" / "empty").mkdir(parents=True)
+    for i, x in enumerate(pixels(12, 3)):
+        Image.fromarray(x).resize((8 + 3 * i, 16)).save(root / f"{i:02}.{('png', 'jpg')[i % 2]}")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = Image.open(root / "06.png").transpose(Image.Transpose.ROTATE_90)
+    turned.save(root / "trip" / 'phone, "mine".png', exif=exif)
+    (root / "corrupt.jpg").write_bytes((root / "01.jpg").read_bytes()[:200])
+    (root / "text.png").write_text("no picture")
+    (root / "zero.png").touch()
+    (root / "notes.txt").write_text("twelve photos")
+    return root
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    return table(file.read_text(encoding="utf-8"))
+
+
+def test_folder_of_everything(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores.csv"
+    answer = vje("score", run, photos, "--out", out, "--batch", 4)
+    assert answer.status == 0 and answer.out == ""
+    assert "13 images scored" in answer.err and "3 files unreadable" in answer.err
+    assert "has no calibration" in answer.err and "not named like images: 1" in answer.err
+    rows = read(out)
+    assert list(rows[0]) == COLUMNS
+    names = [str(Path(row["file"]).relative_to(photos)) for row in rows]
+    assert names == sorted(names) and len(names) == 16 and "notes.txt" not in names
+    by_name = dict(zip(names, rows, strict=True))
+    for name, reason in (("text.png", "not an image"), ("zero.png", "empty"), ("corrupt.jpg", "")):
+        bad = by_name.pop(name)
+        assert bad["error"] and reason in bad["error"]
+        assert not any(bad[column] for column in COLUMNS[1:-1])
+    for row in by_name.values():
+        assert all(np.isfinite(float(row[name])) for name in SCORES)
+        assert row["p_value"] == row["outlier"] == row["error"] == ""
+    phone, upright = by_name['trip/phone, "mine".png'], by_name["06.png"]
+    assert float(phone["nll"]) == pytest.approx(float(upright["nll"]), rel=1e-5)
+    files = [row["file"] for row in by_name.values()]
+    expected = ImageDetector.from_run(run, "cpu").score(files)
+    for name in SCORES:
+        assert [float(row[name]) for row in by_name.values()] == pytest.approx(expected[name].tolist(), rel=1e-4)
+
+
+def test_several_paths_and_names(vje, run: Path, photos: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = ["photos/03.jpg", "photos/notes.txt", "photos/trip/empty", "photos/trip"]
+    answer = vje("score", run, *paths)
+    assert answer.status == 0 and "no images under photos/trip/empty" in answer.err
+    rows = table(answer.out)
+    assert [row["file"] for row in rows] == [*paths[:2], 'photos/trip/phone, "mine".png']
+    assert [bool(row["error"]) for row in rows] == [False, True, False]
+
+
+def test_arrays_and_splits(vje, run: Path, tmp_path: Path) -> None:
+    data = tmp_path / "set.npz"
+    rows = table(vje("score", run, data, "--split", "train").out)
+    assert len(rows) == 50 and rows[7]["file"] == f"{data}:train[7]"
+    expected = ImageDetector.from_run(run, "cpu").score(pixels(50, 1).transpose(0, 3, 1, 2))["nll"]
+    assert [float(row["nll"]) for row in rows] == pytest.approx(expected.tolist(), rel=1e-4)
+    assert table(vje("score", run, data).out)[59]["file"] == f"{data}[59]"
+
+
+def test_standard_output_holds_the_table_alone(vje, run: Path, photos: Path) -> None:
+    answer = vje("score", run, photos, "--out", "-")
+    assert len(table(answer.out)) == 16 and answer.out.startswith("file,nll,")
+
+
+@pytest.mark.parametrize(("score", "sign"), [("nll", 1), ("kl", -1)])
+def test_calibrated_p_values_equal_brute_force(vje, run: Path, photos: Path, score: str, sign: int) -> None:
+    answer = vje("calibrate", run, "--score", score, "--batch", 16)
+    assert answer.status == 0 and f"{score} of 60 images" in answer.out and "1/(n + 1) = 0.016" in answer.out
+    assert "never: needs 99 images" in answer.out and "60 images are few" in answer.err
+    detector = ImageDetector.from_run(run, "cpu", calibrated=False)
+    held_out = sign * detector.score(pixels(60, 2).transpose(0, 3, 1, 2))[score].double().numpy()
+
+    rows = [row for row in table(vje("score", run, photos, "--alpha", 0.3).out) if not row["error"]]
+    for row in rows:
+        p = (1 + np.sum(held_out >= sign * float(row[score]))) / 61
+        assert float(row["p_value"]) == p
+        assert row["outlier"] == str(bool(p <= 0.3))
+    assert "p-values end at 0.016" in vje("score", run, photos, "--alpha", 0.01).err
+
+
+def test_calibration_refuses_what_was_trained_on(vje, run: Path, tmp_path: Path) -> None:
+    answer = vje("calibrate", run, "--data", tmp_path / "set.npz", "--split", "train")
+    assert answer.status == 2 and "was trained on" in answer.err
+    assert vje("calibrate", run, "--data", tmp_path / "set.npz").status == 0  # its test images
+    folder = RunFolder.open(run)
+    everything = load_npz(tmp_path / "set.npz")["train"]
+    kept = [str(i) for i in range(0, 50, 10)]
+    train = everything.subset([i for i in range(50) if str(i) not in kept])
+    folder.write("data", {"held_out": kept, "fingerprint": train.fingerprint()})
+    answer = vje("calibrate", run, "--data", tmp_path / "set.npz", "--split", "train")
+    assert answer.status == 2 and "was trained on" in answer.err
+    answer = vje("calibrate", run, "--data", tmp_path / "set.npz", "--split", "val")
+    assert answer.status == 2 and "has no val split; it has test, train" in answer.err
+
+
+def test_calibration_with_a_folder_or_for_a_model_file(vje, run: Path, photos: Path) -> None:
+    answer = vje("calibrate", run, "--data", photos)
+    assert answer.status == 0 and "3 of 16 files could not be read" in answer.out
+    assert vje("calibrate", run / "model.safetensors", "--data", photos).status == 0
+    answer = vje("calibrate", run / "model.safetensors")
+    assert answer.status == 2 and "--data" in answer.err
+    assert vje("calibrate", run / "nothing").status == 2
+
+
+def test_stale_calibration_is_refused(vje, run: Path, photos: Path) -> None:
+    assert vje("calibrate", run).status == 0
+    save_model(run, seed=1)
+    answer = vje("score", run, photos)
+    assert answer.status == 2 and "vje calibrate" in answer.err and answer.out == ""
+    assert vje("calibrate", run).status == 0
+    assert vje("score", run, photos).status == 0
+
+
+def test_features(vje, run: Path, photos: Path) -> None:
+    rows = [row for row in table(vje("score", run, photos, "--explain", 3).out) if not row["error"]]
+    terms = ImageDetector.from_run(run, "cpu").score([row["file"] for row in rows], explain=True)["contributions"]
+    values, indices = terms.topk(3)
+    for row, top, index in zip(rows, values.tolist(), indices.tolist(), strict=True):
+        pairs = [pair.split(":") for pair in row["features"].split(" ")]
+        assert [int(i) for i, _ in pairs] == index
+        assert [float(v) for _, v in pairs] == pytest.approx(top, rel=1e-3)
+
+
+def test_sheet(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "sheet.png"
+    answer = vje("score", run, photos, "--top", 12, "--sheet", sheet)
+    assert answer.status == 0 and "24 images drawn" in answer.err
+    assert min(Image.open(sheet).size) > 400
+    assert vje("score", run, photos, "--sheet", sheet).status == 2
+    (tmp_path / "none.png").write_text("no picture")
+    answer = vje("score", run, tmp_path / "none.png", "--sheet", tmp_path / "none.jpg")
+    assert answer.status == 0 and "no image could be read for the sheet" in answer.err
+
+
+def test_parquet(vje, run: Path, photos: Path, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "scores.parquet"
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    answer = vje("score", run, photos, "--out", out)
+    assert answer.status == 2 and "needs pyarrow" in answer.err
+    monkeypatch.undo()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    vje("calibrate", run)
+    assert vje("score", run, photos, "--out", out, "--explain", 2, "--batch", 5).status == 0
+    expected = table(vje("score", run, photos, "--explain", 2, "--batch", 5).out)
+    found = parquet.read_table(out).to_pylist()
+    assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in found] == expected
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_mistakes_are_found_first(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores.csv"
+    out.write_text("something else\n")
+    for arguments, message in (
+        ((run, photos, "--out", out), "exists already"),
+        ((run, photos, "--out", out, "--append"), "cannot be continued: its columns"),
+        ((run, photos, "--append"), "--append continues a CSV file"),
+        ((run, photos, "--out", "x.parquet", "--append"), "--append continues a CSV file"),
+        ((run, photos, "--out", "x.txt"), "must end in .csv or .parquet"),
+        ((run, photos, "--out", tmp_path / "gone" / "x.csv"), "there is no folder"),
+        ((run, photos, "--sheet", "x.doc"), "must end in .png"),
+        ((run, photos, "--alpha", "5"), "between 0 and 1"),
+        ((run, photos, "--batch", "0"), "--batch must be at least 1"),
+        ((run, photos / "trip" / "empty"), "no images under"),
+        ((run, photos / "gone"), "does not exist"),
+        ((run, photos, tmp_path / "set.npz"), "scored alone"),
+        ((run,), "no images were named"),
+        ((tmp_path / "gone", photos), "no run at"),
+    ):
+        answer = vje("score", *arguments)
+        assert answer.status == 2 and message in answer.err and answer.out == "", arguments
+    assert out.read_text() == "something else\n"
+    assert vje("score", run, photos, "--out", out, "--force").status == 0
+    assert len(read(out)) == 16
+
+
+def test_help_states_the_guarantee(vje) -> None:
+    answer = vje("score", "--help")
+    assert answer.status == 0
+    text = " ".join(answer.out.split())
+    for word in ("split conformal", "exchangeable", "marginally", "with probability --alpha at most"):
+        assert word in text
+
+
+def many_files(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    for i, x in enumerate(pixels(count, 4)):
+        Image.fromarray(x).save(folder / f"{i:04}.png")
+    (folder / f"{count // 2:04}.png").write_text("no picture")
+    return folder
+
+
+def test_killed_process_is_continued(vje, run: Path, tmp_path: Path) -> None:
+    """Whole rows survive SIGKILL, and --append gives what an uninterrupted job gives, each file once."""
+    folder = many_files(tmp_path / "many", 600)
+    vje("calibrate", run)
+    whole, out = tmp_path / "whole.csv", tmp_path / "scores.csv"
+    options = ["--batch", "7", "--workers", "2", "--device", "cpu", "--explain", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vje", "score", run, folder, "--out", out, *options],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while (not out.exists() or out.stat().st_size < 8000) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    killed = out.read_bytes()
+    before = killed.count(b"\n") - 1
+    assert killed.endswith(b"\n") and 20 < before < 599
+    assert vje("score", run, folder, "--out", whole, *options).status == 0
+    assert whole.read_bytes().startswith(killed)
+
+    answer = vje("score", run, folder, "--out", out, "--append", *options)
+    assert answer.status == 0 and f"{before} were there before" in answer.err
+    assert out.read_bytes() == whole.read_bytes()
+    files = [row["file"] for row in read(out)]
+    assert len(files) == len(set(files)) == 600
+    assert vje("score", run, folder, "--out", out, "--append", *options).status == 0  # nothing is left to do
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_torn_files_are_continued(vje, run: Path, photos: Path, tmp_path: Path, monkeypatch) -> None:
+    """Cut anywhere, also within quotes or the header, and named in another way: the result is the same."""
+    (photos / "trip" / "two\nlines.png").write_bytes((photos / "00.png").read_bytes())
+    whole, out, sheet = tmp_path / "whole.csv", tmp_path / "scores.csv", tmp_path / "sheet.png"
+    monkeypatch.chdir(tmp_path)
+    assert vje("score", run, "photos", "--out", whole, "--batch", 4).status == 0
+    content = whole.read_bytes()
+    broken = content.index(b"two\nlines") + 4
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    for cut in (0, 5, ends[0], ends[0] + 1, ends[5], ends[5] + 1, ends[5] + 40, broken, len(content) - 1, len(content)):
+        out.write_bytes(content[:cut])
+        answer = vje("score", run, "photos", "--out", out, "--batch", 4, "--append", "--sheet", sheet)
+        assert answer.status == 0 and "28 images drawn" in answer.err
+        assert out.read_bytes() == content, cut
+    before = out.read_bytes()
+    assert vje("score", run, photos, "--out", out, "--append").status == 0  # an absolute path to the same files
+    assert out.read_bytes() == before
+
+
+def test_new_files_are_added(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores.csv"
+    vje("score", run, photos, "--out", out)
+    first = out.read_bytes()
+    Image.fromarray(pixels(1, 9)[0]).save(photos / "00-new.png")
+    vje("score", run, photos, "--out", out, "--append")
+    assert out.read_bytes().startswith(first)
+    assert [Path(row["file"]).name for row in read(out)[16:]] == ["00-new.png"]
+
+
+def test_rows_that_mean_something_else_are_not_mixed(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores.csv"
+    append = ("score", run, photos, "--out", out, "--append")
+    assert vje(*append).status == 0
+    answer = vje(*append, "--explain", 2)
+    assert answer.status == 2 and "its columns are not" in answer.err
+    vje("calibrate", run)
+    answer = vje(*append)
+    assert answer.status == 2 and "another calibration, or none" in answer.err
+    assert vje("score", run, photos, "--out", out, "--force").status == 0
+    answer = vje(*append, "--alpha", 0.9)
+    assert answer.status == 2 and "another --alpha" in answer.err
+    assert vje(*append).status == 0
+
+
+def test_memory_does_not_grow(vje, run: Path, tmp_path: Path, monkeypatch) -> None:
+    """Only the extremes for the sheet are kept, and rows leave with their batch."""
+    from vje.cli import rows, score
+
+    jobs, written = [], []
+    remember = score._Job.__init__
+    monkeypatch.setattr(score._Job, "__init__", lambda job, *a: (remember(job, *a), jobs.append(job))[0])
+    write = rows.CsvTable.write
+    monkeypatch.setattr(rows.CsvTable, "write", lambda table, new: (written.append(len(new)), write(table, new))[1])
+    folder = many_files(tmp_path / "many", 50)
+    sheet = tmp_path / "s.png"
+    assert (
+        vje("score", run, folder, "--out", tmp_path / "a.csv", "--batch", 8, "--top", 3, "--sheet", sheet).status == 0
+    )
+    assert written == [1, 8, 8, 8, 8, 8, 8, 2]
+    assert len(jobs[0].extremes.highest()) == len(jobs[0].extremes.lowest()) == 3
+
+
+def test_whole_rows(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(b'file,error\na,\n"b\nc",x\nd')
+    assert [row["file"] for row, _ in whole_rows(file, ["file", "error"])] == ["file", "a", "b\nc"]
+    assert [end for _, end in whole_rows(file, ["file", "error"])] == [11, 14, 22]
+    file.write_bytes(b"file,error\na,b,c\n")
+    with pytest.raises(UserError, match="row 2 has 3 values and not 2"):
+        list(whole_rows(file, ["file", "error"]))
+    file.write_bytes(b"file,er")
+    check_header(file, ["file", "error"])
+    with pytest.raises(UserError, match="cannot be continued"):
+        check_header(file, ["file", "reason"])

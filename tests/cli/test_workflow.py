@@ -1,0 +1,251 @@
+"""From images to results, the way a person would: train, evaluate, embed; and the demo."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vje as package
+from vje.data import registry
+
+PARTS = ("loss", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "norm_z", "norm_mean")
+RECORD = {"epoch", "step", "lr", *PARTS, "cosine_mean_z", "effective_rank", "images_per_second", "seconds", "knn"}
+STATISTICS = {"variance", "kl", "nll", "nll_directional", "nll_radial", "anisotropy", "cosine_mean_z"}
+COLUMNS = {"name", "mean_variance"} | STATISTICS - {"variance"}
+
+
+def read(file):
+    return json.loads(file.read_text())
+
+
+def numbers_are_finite(values):
+    return all(math.isfinite(x) for x in values if isinstance(x, int | float))
+
+
+def test_the_run_folder(trained):
+    run, _ = trained
+    files = {path.name for path in run.iterdir()}
+    assert files >= {"config.json", "environment.json", "data.json", "metrics.jsonl", "checkpoints"}
+    assert files >= {"model.safetensors", "model.json"}
+    config, environment, data = (read(run / f"{name}.json") for name in ("config", "environment", "data"))
+    assert (config["recipe"], config["optimizer"]["epochs"], config["data"]["size"]) == ("folder", 2, 8)
+    assert {"vje", "commit", "python", "packages", "device", "threads"} <= set(environment)
+    assert (data["train_images"], data["test_images"], data["held_out"], data["skipped"]) == (96, 32, None, [])
+
+
+def test_an_epoch_records_everything(trained):
+    run, _ = trained
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(record["epoch"], record["step"]) for record in records] == [(1, 6), (2, 12)]
+    for record in records:
+        assert set(record) >= RECORD
+        assert set(record["knn"]) == {"z", "mean", "target"}
+        assert numbers_are_finite(record.values())
+        assert all(0 <= value <= 100 for value in record["knn"].values())
+        assert record["loss"] == pytest.approx(
+            record["nll_directional"] + record["nll_radial"] + record["kl"], rel=1e-3
+        )
+
+
+def test_evaluate_twice(vje, trained, snapshot):
+    run, data = trained
+    status, out, _ = vje("evaluate", run, "--device", "cpu")
+    assert status == 0
+    result = read(run / "evaluation.json")
+    assert set(result["knn"]) >= {"z", "mean", "target"}
+    assert set(result["posterior"]) == STATISTICS
+    assert result["images"] == 32
+    for words in ("k-NN of z", f"{result['knn']['z']:.2f}%", "k-NN of EMA", "effective rank", "cosine_mean_z"):
+        assert words in out
+    assert str(run / "evaluation.json") in out.replace("\n", "")
+
+    model = package.load(run)
+    images = torch.from_numpy(np.load(data)["test_images"]).permute(0, 3, 1, 2)
+    for name, values in model.score(images).items():
+        assert result["posterior"][name] == pytest.approx(values.double().mean().item(), rel=1e-3, abs=1e-4), name
+
+    cached = {path: path.stat().st_mtime_ns for path in (run / "cache").iterdir()}
+    assert len(cached) == 2  # test and training images
+    before = snapshot(run)
+    assert vje("evaluate", run, "--device", "cpu").status == 0
+    assert {path: path.stat().st_mtime_ns for path in (run / "cache").iterdir()} == cached
+    assert snapshot(run) == before
+    assert vje("evaluate", run, "--device", "cpu", "--k", "1").status == 0
+    assert read(run / "evaluation.json")["knn"]["k"] == 1
+
+
+def test_embed_arrays(vje, trained, tmp_path):
+    run, data = trained
+    status, out, _ = vje("embed", run, data, "--out", tmp_path / "test.npz", "--device", "cpu")
+    assert status == 0
+    assert "32 images embedded" in out
+    found = np.load(tmp_path / "test.npz")
+    assert set(found.files) == COLUMNS | {"z", "mean", "variance", "unreadable"}
+    assert found["name"].tolist() == [str(i) for i in range(32)]
+    assert {found[name].shape for name in ("z", "mean", "variance")} == {(32, 256)}
+    assert all(found[name].shape == (32,) for name in COLUMNS)
+    assert len(found["unreadable"]) == 0
+    model = package.load(run)
+    images = torch.from_numpy(np.load(data)["test_images"]).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        posterior, scores = model.posterior(images), model.score(images)
+        assert np.allclose(found["z"], model.embed(images), atol=1e-4)
+    assert np.allclose(found["mean"], posterior.mean, atol=1e-4)
+    assert np.allclose(found["variance"], posterior.variance, atol=1e-4)
+    assert np.allclose(found["mean_variance"], scores["variance"], atol=1e-4)
+    assert np.allclose(found["nll"], scores["nll"], rtol=1e-3, atol=1e-2)
+
+    assert vje("embed", run, data, "--split", "train", "--out", tmp_path / "train.csv", "--device", "cpu").status == 0
+    with (tmp_path / "train.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert set(rows[0]) == COLUMNS
+    assert [row["name"] for row in rows] == [str(i) for i in range(96)]
+    assert all(math.isfinite(float(row["nll"])) for row in rows)
+
+
+def test_embed_to_parquet(vje, trained, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run, data = trained
+    assert vje("embed", run, data, "--out", tmp_path / "o.parquet", "--device", "cpu").status == 0
+    table = parquet.read_table(tmp_path / "o.parquet").to_pydict()
+    assert set(table) == COLUMNS | {"z", "mean", "variance"}
+    assert table["name"] == [str(i) for i in range(32)]
+    assert np.asarray(table["z"]).shape == (32, 256)
+
+
+def test_embed_replaces_a_file_only_when_told(vje, trained, tmp_path):
+    run, data = trained
+    file = tmp_path / "o.csv"
+    file.write_text("precious")
+    assert vje("embed", run, data, "--out", file, "--device", "cpu").status == 2
+    assert file.read_text() == "precious"
+    assert vje("embed", run, data, "--out", file, "--force", "--device", "cpu").status == 0
+    assert file.read_text().startswith("name,nll")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_embed_with_a_model_file_and_single_images(vje, trained, tmp_path):
+    run, _ = trained
+    for name in ("b.png", "a.jpg"):
+        Image.new("RGB", (20, 14), "orange").save(tmp_path / name)
+    files = [tmp_path / "b.png", tmp_path / "a.jpg"]
+    model = run / "model.safetensors"
+    assert vje("embed", model, *files, "--out", tmp_path / "o.npz", "--device", "cpu").status == 0
+    assert np.load(tmp_path / "o.npz")["name"].tolist() == ["b.png", "a.jpg"]
+
+
+def test_without_labels(vje, tiny, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)  # grey, and without a test split
+    np.savez(tmp_path / "plain.npz", images=pixels)
+    run = tmp_path / "run"
+    assert vje("train", "digits", "--data", tmp_path / "plain.npz", "--out", run, *tiny, "--epochs", "1").status == 0
+    data = read(run / "data.json")
+    assert (data["train_images"], data["test_images"], data["labels"]) == (32, 8, False)
+    assert len(data["held_out"]) == 8
+    assert "knn" not in json.loads((run / "metrics.jsonl").read_text())
+    status, out, _ = vje("evaluate", run, "--device", "cpu")
+    assert status == 0
+    assert "k-NN accuracy needs labels, and this data has none." in out
+    result = read(run / "evaluation.json")
+    assert "knn" not in result
+    assert set(result["posterior"]) == STATISTICS
+    assert result["images"] == 8
+    assert result["effective_rank"] >= 1
+
+
+def test_a_folder_of_photos(vje, photos, tmp_path):
+    pytest.importorskip("tensorboard")
+    run = tmp_path / "run"
+    status, out, _ = vje(
+        "train", "folder", "--data", photos, "--out", run, "--epochs", "1", "--batch", "8", "--size", "32",
+        "--encoder", "resnet8", "--device", "cpu", "--workers", "2", "--tensorboard",
+    )  # fmt: skip
+    assert status == 0
+    assert "does not suit a run of 1" in out  # the warm-up
+    data, bad = read(run / "data.json"), {"c/cut.png", "notes.jpg"}
+    assert len(data["held_out"]) == 4
+    assert {name for name, _ in data["skipped"]} == bad - set(data["held_out"])
+    assert data["train_images"] == 40 - len(data["held_out"]) - len(data["skipped"])
+    assert f"{len(data['skipped'])} unreadable files are left out" in out
+    assert [path.name.split(".")[1] for path in (run / "tensorboard").iterdir()] == ["out"]
+    assert json.loads((run / "metrics.jsonl").read_text())["step"] == data["train_images"] // 8
+
+    assert vje("evaluate", run, "--device", "cpu").status == 0
+    result = read(run / "evaluation.json")
+    assert "knn" not in result  # some of the files lie in no folder of their own, so there are no classes
+    assert result["images"] == 4 - len(bad & set(data["held_out"]))
+
+    status, out, _ = vje("embed", run, photos, "--out", tmp_path / "o.npz", "--device", "cpu", "--batch", "7")
+    assert status == 0
+    assert "38 images embedded" in out
+    assert "2 files could not be read" in out
+    found = np.load(tmp_path / "o.npz")
+    expected = {path.relative_to(photos).as_posix() for path in photos.rglob("*.??g")} - bad
+    assert len(expected) == 38
+    assert set(found["name"].tolist()) == expected
+    assert len(found["z"]) == 38
+    assert {line.split(":")[0] for line in found["unreadable"].tolist()} == bad
+    assert np.isfinite(found["nll"]).all()
+
+
+def test_streaming_a_folder_counts_what_it_cannot_read(vje, photos, tmp_path):
+    run = tmp_path / "run"
+    status, _, _ = vje(
+        "train", "folder", "--data", photos, "--out", run, "--epochs", "1", "--batch", "12", "--size", "16",
+        "--encoder", "resnet8", "--device", "cpu", "--workers", "0", "--resident", "never",
+    )  # fmt: skip
+    assert status == 0
+    held_out = set(read(run / "data.json")["held_out"])
+    expected = len({"c/cut.png", "notes.jpg"} - held_out)
+    assert json.loads((run / "metrics.jsonl").read_text()).get("unreadable_files", 0) == expected
+
+
+@pytest.fixture
+def few_digits(monkeypatch):
+    """The demo with the first 400 of its 1,797 digits."""
+    digits = registry._digits().train
+    few = registry.RawSplits("digits", train=digits.subset(range(400)))
+    monkeypatch.setattr(registry, "_digits", lambda: few)
+
+
+@pytest.mark.usefixtures("few_digits")
+def test_the_demo(vje, tmp_path, snapshot):
+    out_folder = tmp_path / "demo [1]"
+    demo = ("demo", "--epochs", "1", "--out", out_folder)
+    status, out, _ = vje(*demo)
+    assert status == 0
+    for words in ("raw pixels", "z, the encoder's embedding", "mean of the posterior", "untrained", "trained"):
+        assert words in out
+    assert f"The most and least typical digits: {out_folder / 'typical.png'}\n" in out
+    assert f"vje embed {out_folder} digits" in out
+    assert "What to run next" in out
+    result = read(out_folder / "evaluation.json")
+    assert result["images"] == 80
+    assert result["knn_pixels"] > 85
+    assert set(result["knn_untrained"]) == {"z", "mean"}
+    assert f"{result['knn']['z']:.1f}%" in out
+    with Image.open(out_folder / "typical.png") as picture:
+        assert picture.width > 1000
+    first = snapshot(out_folder)
+    (out_folder / "left over").touch()
+
+    assert vje(*demo).status == 0
+    second = snapshot(out_folder)
+    assert set(second) == set(first)  # replaced, not added to
+    assert second["model.safetensors"] == first["model.safetensors"]  # and every demo is the same
+
+
+def test_the_demo_replaces_nothing_but_demos(vje, trained, tmp_path, snapshot):
+    run, _ = trained
+    before = snapshot(run)
+    status, _, err = vje("demo", "--out", run, "--epochs", "1")
+    assert (status, snapshot(run)) == (2, before)
+    assert "holds a run that is not a demo" in err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    assert vje("demo", "--out", tmp_path / "mine", "--epochs", "1").status == 2
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]

@@ -1,0 +1,88 @@
+"""What ``evaluation.json`` holds, recomputed from the images in another way."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+
+from vje.evaluation.evaluate import evaluate, knn_of_features, posterior_means, posterior_scores
+from vje.evaluation.features import compute_features
+
+STATISTICS = {"variance", "kl", "nll", "nll_directional", "nll_radial", "anisotropy", "cosine_mean_z"}
+
+
+def pixels(source):
+    return torch.from_numpy(source.planes(range(len(source))))
+
+
+@pytest.mark.parametrize("target", ["ema", "stop-gradient"])
+def test_keys(target, make_model, make_source):
+    model = make_model(target=target)
+    bank, test = compute_features(model, make_source(40)), compute_features(model, make_source(12, seed=1))
+    result = evaluate(model, bank, test)
+    assert set(result) == {"images", "knn", "posterior", "norms", "effective_rank"}
+    assert set(result["posterior"]) == STATISTICS
+    assert set(result["knn"]) == {"k", "bank", "z", "mean"} | ({"target"} if target == "ema" else set())
+    assert (result["images"], result["knn"]["k"], result["knn"]["bank"]) == (12, 20, 40)
+    assert all(isinstance(value, float) for value in result["posterior"].values())
+
+
+@pytest.mark.parametrize("which", ["neither", "bank", "test", "no bank"])
+def test_without_labels_the_rest_still_works(which, make_model, make_source):
+    model = make_model()
+    bank = compute_features(model, make_source(40, labelled=which == "bank"))
+    test = compute_features(model, make_source(12, seed=1, labelled=which in ("test", "no bank")))
+    result = evaluate(model, None if which == "no bank" else bank, test)
+    assert set(result) == {"images", "posterior", "norms", "effective_rank"}
+    assert set(result["posterior"]) == STATISTICS
+
+
+@pytest.mark.parametrize("options", [{}, {"nu": 5.0, "center_variance": True}, {"likelihood": "standard"}])
+def test_posterior_statistics_are_means_of_the_scores(options, make_model, make_source):
+    model, source = make_model(**options), make_source(12, seed=1)
+    result = evaluate(model, None, compute_features(model, source))
+    scores = model.score(pixels(source))
+    for name in STATISTICS:
+        assert result["posterior"][name] == pytest.approx(scores[name].double().mean().item(), rel=1e-4), name
+    posterior, z = model.posterior(pixels(source)), model.embed(pixels(source))
+    assert result["norms"]["z"] == pytest.approx(z.norm(dim=1).mean().item(), rel=1e-4)
+    assert result["norms"]["mean"] == pytest.approx(posterior.mean.norm(dim=1).mean().item(), rel=1e-4)
+    singular = np.linalg.svd(z.detach().double().numpy(), compute_uv=False)
+    p = singular / singular.sum()
+    assert result["effective_rank"] == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-3)
+
+
+@pytest.mark.parametrize("k", [1, 5, 20])
+def test_knn_is_in_percent_and_of_the_right_space(k, make_model, make_source):
+    model, sources = make_model(), (make_source(60), make_source(24, seed=1))
+    bank, test = (compute_features(model, source) for source in sources)
+    found = evaluate(model, bank, test, k)["knn"]
+    with torch.no_grad():
+        prepared = [model.preprocessing.normalize(model.preprocessing.fit(pixels(source))) for source in sources]
+        spaces = {
+            "z": [model.encoder(x) for x in prepared],
+            "mean": [model.inference(model.encoder(x)).mean for x in prepared],
+            "target": [model.target(x) for x in prepared],
+        }
+    for name, (a, b) in spaces.items():
+        judge = KNeighborsClassifier(k, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07))
+        expected = 100 * judge.fit(a.double().numpy(), sources[0].labels).score(b.double().numpy(), sources[1].labels)
+        assert found[name] == pytest.approx(expected, abs=100 / 24 + 1e-6)  # one image may be a tie within rounding
+    assert max(found[name] for name in spaces) > 1  # percent
+
+
+def test_chunks_do_not_matter(make_model, make_source):
+    model = make_model()
+    z = compute_features(model, make_source(12)).z
+    whole, pieces = posterior_scores(model, z), posterior_scores(model, z, rows=5)
+    assert set(whole) == STATISTICS
+    for name, values in whole.items():
+        assert values.shape == (12,)
+        assert torch.allclose(values, pieces[name], rtol=1e-4), name
+    assert torch.allclose(posterior_means(model, z), posterior_means(model, z, rows=5), atol=1e-5)
+
+
+def test_the_same_images_are_their_own_neighbours(make_model, make_source):
+    model = make_model()
+    bank = compute_features(model, make_source(20))
+    assert knn_of_features(model, bank, bank, k=1) == {"z": 100.0, "mean": 100.0, "target": 100.0}

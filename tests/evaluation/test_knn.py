@@ -1,0 +1,119 @@
+"""Weighted k-NN against a slow implementation in float64 and against scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsClassifier
+
+from vje.errors import UserError
+from vje.evaluation import knn
+from vje.evaluation.knn import knn_accuracy, knn_predict
+
+TEMPERATURE = 0.07
+
+
+def blobs(bank=300, queries=80, dim=16, classes=7, seed=0, spread=1.5):
+    """Overlapping classes: neither trivial nor hopeless."""
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(classes, dim))
+    labels = [rng.integers(0, classes, count) for count in (bank, queries)]
+    features = [centers[y] + spread * rng.normal(size=(len(y), dim)) for y in labels]
+    return [torch.from_numpy(x).float() for x in features], [torch.from_numpy(y) for y in labels]
+
+
+def reference(bank, labels, query, k):
+    """Votes of one query's neighbours by class, and whether it is clear who they are."""
+    cosine = bank @ query / (np.linalg.norm(bank, axis=1) * np.linalg.norm(query))
+    order = np.argsort(-cosine)
+    nearest, next_best = order[:k], order[k : k + 1]
+    votes = np.bincount(labels[nearest], np.exp(cosine[nearest] / TEMPERATURE), minlength=labels.max() + 1)
+    neighbours_clear = not len(next_best) or cosine[nearest[-1]] - cosine[next_best[0]] > 1e-5
+    ranked = np.sort(votes)[::-1]
+    return votes, neighbours_clear and (len(ranked) == 1 or ranked[0] > ranked[1] * (1 + 1e-3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bank=st.integers(1, 40),
+    queries=st.integers(1, 10),
+    dim=st.integers(1, 8),
+    classes=st.integers(1, 5),
+    k=st.integers(1, 60),
+    seed=st.integers(0, 2**16),
+)
+def test_it_is_the_slow_implementation(bank, queries, dim, classes, k, seed):
+    rng = np.random.default_rng(seed)
+    x, q = rng.normal(size=(bank, dim)), rng.normal(size=(queries, dim))
+    labels = rng.integers(0, classes, bank)
+    features = [torch.from_numpy(v).float() for v in (x, q)]
+    predicted = knn_predict(features[0], torch.from_numpy(labels), features[1], k, TEMPERATURE).numpy()
+    for query, answer in zip(q, predicted, strict=True):
+        votes, clear = reference(x, labels, query, k)
+        if clear:
+            assert answer == votes.argmax()
+        assert answer in labels
+
+
+@pytest.mark.parametrize("k", [1, 20, 300, 1000])
+def test_it_is_scikit_learns(k):
+    (bank, queries), (bank_labels, query_labels) = blobs()
+    judge = KNeighborsClassifier(
+        min(k, len(bank)), metric="cosine", weights=lambda distance: np.exp((1 - distance) / TEMPERATURE)
+    ).fit(bank.double().numpy(), bank_labels.numpy())
+    expected = judge.predict(queries.double().numpy())
+    assert np.array_equal(knn_predict(bank, bank_labels, queries, k, TEMPERATURE).numpy(), expected)
+    accuracy = knn_accuracy(bank, bank_labels, queries, query_labels, k)
+    assert accuracy == pytest.approx(100 * np.mean(expected == query_labels.numpy()))
+    assert 20 < accuracy < 100
+
+
+@pytest.mark.parametrize("chunk", [1, 299, 300, 2999, 10**6])
+def test_chunks_do_not_matter(chunk, monkeypatch):
+    (bank, queries), (labels, _) = blobs()
+    whole = knn_predict(bank, labels, queries, 20, TEMPERATURE)
+    monkeypatch.setattr(knn, "CHUNK", chunk)
+    assert torch.equal(knn_predict(bank, labels, queries, 20, TEMPERATURE), whole)
+
+
+def test_only_directions_count():
+    (bank, queries), (labels, _) = blobs()
+    scale = torch.rand(len(bank), 1, generator=torch.Generator().manual_seed(0)) * 100 + 0.01
+    predicted = knn_predict(bank, labels, queries, 20, TEMPERATURE)
+    assert torch.equal(knn_predict(bank * scale, labels, queries * 1e-3, 20, TEMPERATURE), predicted)
+
+
+def test_a_near_neighbour_outvotes_several_far_ones():
+    bank = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.5, 0.6], [0.5, 0.7]])
+    labels = torch.tensor([0, 1, 1, 1])
+    query = torch.tensor([[1.0, 0.02]])
+    assert knn_predict(bank, labels, query, 4, TEMPERATURE).tolist() == [0]
+    assert knn_predict(bank, labels, query, 4, temperature=100.0).tolist() == [1]  # nearly equal votes
+
+
+def test_classes_may_have_gaps_and_the_test_set_others():
+    bank, labels = torch.eye(3), torch.tensor([4, 900, 17])
+    assert knn_accuracy(bank, labels, torch.eye(3), labels, k=1) == 100.0
+    assert knn_accuracy(bank, labels, torch.eye(3), torch.tensor([4, 5, 6]), k=1) == pytest.approx(100 / 3)
+
+
+def test_opposite_and_zero_features_are_counted():
+    bank, labels = torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1])
+    assert knn_predict(bank, labels, torch.tensor([[-1.0, 0.0]]), 2, TEMPERATURE).tolist() == [1]
+    assert knn_predict(bank[:1], labels[:1], torch.tensor([[-1.0, 0.0]]), 1, TEMPERATURE).tolist() == [0]
+
+
+def test_mistakes():
+    features, labels = torch.eye(3), torch.arange(3)
+    for k in (0, -1):
+        with pytest.raises(UserError, match=f"at least one neighbour, got k={k}"):
+            knn_accuracy(features, labels, features, labels, k=k)
+    with pytest.raises(UserError, match="at least one test image"):
+        knn_accuracy(features, labels, features[:0], labels[:0])
+    with pytest.raises(UserError, match="at least one training image"):
+        knn_accuracy(features[:0], labels[:0], features, labels)
+    with pytest.raises(ValueError, match="3 features and 2 labels in the bank"):
+        knn_accuracy(features, labels[:2], features, labels)
+    with pytest.raises(ValueError, match="3 queries and 1 labels"):
+        knn_accuracy(features, labels, features, labels[:1])

@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vje.data.sources import ArraySource
+from vje.errors import UserError
+from vje.ood.benchmark import BENCHMARKS, find_sets, id_images, without_first
+
+
+def numbered(labels: list[int]) -> ArraySource:
+    """Images whose pixels are their place in the file."""
+    pixels = np.repeat(np.arange(len(labels), dtype=np.uint8), 16).reshape(-1, 4, 4)
+    return ArraySource(pixels, labels)
+
+
+def test_first_images_of_each_class_in_file_order_are_validation() -> None:
+    first, rest = without_first(numbered([1, 0, 1, 1, 0, 0, 2]), 2)
+    assert [int(first.image(i, 1).getpixel((0, 0))) for i in range(len(first))] == [0, 1, 2, 4, 6]
+    assert [int(rest.image(i, 1).getpixel((0, 0))) for i in range(len(rest))] == [3, 5]
+
+
+def test_cifar10_keeps_nine_thousand_test_images() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 1000))
+    source = ArraySource(np.zeros((10_000, 4, 4), np.uint8), labels)
+    validation, test = id_images("cifar10", source)
+    assert (len(validation), len(test)) == (1000, 9000)
+    assert np.bincount(test.labels).tolist() == [900] * 10
+
+
+def test_labels_are_needed_to_find_the_validation_images() -> None:
+    with pytest.raises(UserError, match="no labels"):
+        without_first(ArraySource(np.zeros((4, 4, 4), np.uint8)), 1)
+
+
+def test_protocol_counts_and_groups() -> None:
+    counts = {s.name: (s.near, s.images) for s in BENCHMARKS["cifar10"]}
+    assert counts == {
+        "cifar100": (True, 9_000),
+        "tin": (True, 7_793),
+        "mnist": (False, 70_000),
+        "svhn": (False, 26_032),
+        "textures": (False, 5_640),
+        "places": (False, 35_195),
+    }
+
+
+def test_sets_at_hand_are_used_and_the_others_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*_: object) -> None:
+        raise UserError("no network here")
+
+    monkeypatch.setattr("vje.data.registry._download", no_network)
+    pixels = np.zeros((6, 4, 4), np.uint8)
+    np.savez(tmp_path / "mnist.npz", train_images=pixels, test_images=pixels[:2])
+    np.savez(tmp_path / "tin.npz", test_images=pixels, val_images=pixels[:3])
+    np.savez(tmp_path / "cifar100.npz", test_images=np.zeros((24, 4, 4), np.uint8), test_labels=[0] * 12 + [1] * 12)
+    members, missing, validation = find_sets("cifar10", tmp_path)
+    assert {m.name: len(m) for m in members} == {"cifar100": 4, "tin": 6, "mnist": 8}
+    assert all(m.partial for m in members)
+    assert validation is not None and len(validation) == 3
+    assert len(missing) == 3
+    assert all(f"{name}.npz" in " ".join(missing) for name in ("svhn", "textures", "places"))

@@ -1,0 +1,415 @@
+"""Feature-space detectors against scikit-learn, scipy, brute force and numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from scipy.special import logsumexp, softmax
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import StandardScaler
+
+from vje.errors import UserError
+from vje.ood import base
+from vje.ood.detectors import DETECTORS, KNN, MSP, Detector, Energy, FeatureNorm, Mahalanobis, ReAct, ViM
+from vje.ood.linear import LinearClassifier, fit_linear
+from vje.ood.metrics import auroc
+
+DIM, CLASSES = 6, 3
+LOGIT_DETECTORS = (MSP, Energy, ReAct, ViM)
+
+
+def features(count, seed=0, dim=DIM):
+    """Correlated, away from the origin, with features on different scales."""
+    generator = np.random.default_rng(seed)
+    mixing = np.random.default_rng(99).normal(size=(dim, dim)) * np.linspace(0.3, 3.0, dim)
+    return torch.tensor(generator.normal(size=(count, dim)) @ mixing + np.arange(dim), dtype=torch.float32)
+
+
+def labelled(count, seed=0):
+    """Classes that overlap, numbered 2, 5 and 9."""
+    y = torch.tensor([2, 5, 9])[torch.arange(count) % CLASSES]
+    x = features(count, seed)
+    x[:, 0] += 2.0 * (y == 5)
+    x[:, 3] -= 3.0 * (y == 9)
+    return x, y
+
+
+def random_classifier(seed=0, classes=CLASSES, dim=DIM):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
+    return LinearClassifier(weight, torch.randn(classes, generator=generator, dtype=torch.float64))
+
+
+def fitted(kind):
+    x, y = labelled(90)
+    detector = kind(k=7) if kind is KNN else kind()
+    return detector.fit(x, y)
+
+
+def close(found, expected, rtol=1e-6, atol=1e-6):
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), expected, rtol=rtol, atol=atol)
+
+
+# Nearest neighbours
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_knn_equals_scikit_learn_and_brute_force(k):
+    bank, queries = features(40), features(25, seed=1)
+    unit_bank, unit_queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (bank.numpy(), queries.numpy()))
+    found = KNN(k).fit(bank).score(queries)
+    distances, _ = NearestNeighbors(n_neighbors=k).fit(unit_bank).kneighbors(unit_queries)
+    close(found, distances[:, -1], atol=1e-6)
+    every = [sorted(math.dist(q, b) for b in unit_bank)[k - 1] for q in unit_queries]
+    close(found, every, atol=1e-6)
+
+
+def test_knn_with_fewer_training_images_than_neighbours_takes_the_farthest():
+    bank, queries = features(4), features(3, seed=1)
+    torch.testing.assert_close(KNN(50).fit(bank).score(queries), KNN(4).fit(bank).score(queries), rtol=0, atol=0)
+
+
+def test_knn_ignores_length_and_keeps_its_digits_for_close_neighbours():
+    detector = KNN(1).fit(torch.tensor([[3.0, 0.0, 0.0]]))
+    near = torch.tensor([[1.0, 1e-5, 0.0], [70.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    close(detector.score(near), [1e-5, 0.0, 1.0], rtol=1e-5, atol=0)
+
+
+# Mahalanobis
+
+
+def test_one_gaussian_equals_scikit_learn_and_numpy():
+    bank, queries = features(200), features(30, seed=1)
+    found = Mahalanobis(ridge=0.0).fit(bank).score(queries)
+    close(found, EmpiricalCovariance().fit(bank.double().numpy()).mahalanobis(queries.double().numpy()), rtol=1e-5)
+    x, q = bank.double().numpy(), queries.double().numpy()
+    precision = np.linalg.inv(np.cov(x.T, bias=True))
+    close(found, [(row - x.mean(0)) @ precision @ (row - x.mean(0)) for row in q], rtol=1e-5)
+
+
+def test_class_conditional_takes_the_nearest_class_under_the_shared_covariance():
+    (x, y), queries = labelled(120), features(30, seed=1)
+    found = Mahalanobis(class_conditional=True, ridge=0.0).fit(x, y).score(queries)
+    groups = [x[y == c].double().numpy() for c in (2, 5, 9)]
+    scatter = sum((g - g.mean(0)).T @ (g - g.mean(0)) for g in groups)
+    precision = np.linalg.inv(scatter / 120)
+    expected = [min((q - g.mean(0)) @ precision @ (q - g.mean(0)) for g in groups) for q in queries.double().numpy()]
+    close(found, expected, rtol=1e-5)
+
+
+def test_class_conditional_by_hand():
+    """Two classes with means (0, 0) and (10, 0); within each, variance 1 along the first axis and 4 along the other."""
+    around = torch.tensor([[1.0, 2.0], [-1.0, 2.0], [1.0, -2.0], [-1.0, -2.0]])
+    x = torch.cat([around, around + torch.tensor([10.0, 0.0])])
+    y = torch.tensor([0] * 4 + [1] * 4)
+    queries = torch.tensor([[0.0, 4.0], [7.0, 0.0], [5.0, 0.0]])
+    close(Mahalanobis(class_conditional=True, ridge=0.0).fit(x, y).score(queries), [4.0, 9.0, 25.0])
+    close(Mahalanobis(ridge=0.0).fit(x).score(queries), [25 / 26 + 4, 4 / 26, 0.0])  # one mean (5, 0), variances 26, 4
+
+
+def test_the_ridge_is_relative_to_the_mean_variance():
+    x, queries = features(50), features(10, seed=1)
+    covariance = np.cov(x.double().numpy().T, bias=True)
+    precision = np.linalg.inv(covariance + 0.1 * np.trace(covariance) / DIM * np.eye(DIM))
+    difference = queries.double().numpy() - x.double().numpy().mean(0)
+    expected = np.einsum("nd,de,ne->n", difference, precision, difference)
+    close(Mahalanobis(ridge=0.1).fit(x).score(queries), expected, rtol=1e-5)
+    close(Mahalanobis(ridge=0.1).fit(1e-4 * x).score(1e-4 * queries), expected, rtol=1e-4)
+
+
+def test_fewer_images_than_features_and_dead_features_are_no_obstacle():
+    x = features(4)
+    x[:, 2] = 7.0
+    scores = Mahalanobis().fit(x).score(torch.cat([x, x + torch.eye(DIM)[2]]))
+    assert scores.isfinite().all()
+    assert scores[4:].min() > 1000 * scores[:4].max()
+
+
+# Norms and logits
+
+
+def test_feature_norm_is_minus_the_norm():
+    x = features(20)
+    close(FeatureNorm().fit(x).score(x), -np.linalg.norm(x.numpy(), axis=1))
+
+
+def test_msp_equals_one_minus_scipys_softmax():
+    x, classifier = features(20), random_classifier()
+    logits = x.double().numpy() @ classifier.weight.numpy().T + classifier.bias.numpy()
+    close(MSP(classifier=classifier).fit(x).score(x), 1 - softmax(logits, axis=1).max(1))
+
+
+def test_msp_tells_very_confident_inputs_apart():
+    classifier = LinearClassifier(torch.eye(2), torch.zeros(2))
+    x = torch.tensor([[20.0, 0.0], [25.0, 0.0]])
+    close(MSP(classifier).fit(x).score(x), [math.exp(-20), math.exp(-25)], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_energy_equals_scipys_logsumexp(temperature):
+    x, classifier = features(20), random_classifier()
+    logits = x.double().numpy() @ classifier.weight.numpy().T + classifier.bias.numpy()
+    found = Energy(temperature, classifier=classifier).fit(x).score(x)
+    close(found, -temperature * logsumexp(logits / temperature, axis=1))
+
+
+def test_react_by_hand():
+    classifier = LinearClassifier(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0.5, 0.0]))
+    training = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 10.0]])
+    # sorted entries 0 1 2 3 4 10: the 80th percentile is the entry at 0.8 * 5, which is 4
+    queries = torch.tensor([[1.0, 2.0], [6.0, 2.0], [9.0, 9.0]])
+    expected = [
+        -math.log(math.exp(1.5) + math.exp(4.0)),
+        -math.log(math.exp(4.5) + math.exp(4.0)),
+        -math.log(math.exp(4.5) + math.exp(8.0)),
+    ]
+    close(ReAct(80, classifier).fit(training).score(queries), expected)
+
+
+def test_react_with_nothing_to_clip_is_energy_and_fits_the_percentile_of_all_entries():
+    x, classifier = features(50), random_classifier()
+    torch.testing.assert_close(
+        ReAct(100, classifier).fit(x).score(x), Energy(classifier=classifier).fit(x).score(x), rtol=0, atol=0
+    )
+    clipped = np.minimum(x.numpy(), np.percentile(x.numpy(), 90)).astype(np.float64)
+    logits = clipped @ classifier.weight.numpy().T + classifier.bias.numpy()
+    close(ReAct(classifier=classifier).fit(x).score(x), -logsumexp(logits, axis=1))
+
+
+def test_vim_by_hand():
+    """W has the rows (2, 0, 0) and (0, 1, 0) and b = (2, 3), so the logits vanish at o = (-1, -3, 0)."""
+    classifier = LinearClassifier(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([2.0, 3.0]))
+    around = torch.tensor([[4.0, 0.0, 1.0], [-4.0, 0.0, 1.0], [0.0, 3.0, -1.0], [0.0, -3.0, -1.0]])
+    training = around + torch.tensor([-1.0, -3.0, 0.0])
+    # Mean squares around o are 8, 4.5 and 1 with no products: the principal plane is that of the first two axes, and
+    # the residual is |third|, of mean 1. The logits are (2, 1) times the first two: maxima 8, 0, 3, 0, of mean 11/4.
+    alpha = 11 / 4
+    queries = torch.tensor([[0.0, -3.0, 2.0], [-1.0, 1.0, -3.0]])
+    energies = [math.log(math.exp(2.0) + 1), math.log(1 + math.exp(4.0))]
+    close(ViM(2, classifier).fit(training).score(queries), [2 * alpha - energies[0], 3 * alpha - energies[1]])
+    # With one principal direction the residual has the second and third coordinate: mean (1 + 1 + 2 sqrt(10)) / 4.
+    alpha = 11 / (2 + 2 * math.sqrt(10))
+    expected = [2 * alpha - energies[0], 5 * alpha - energies[1]]
+    close(ViM(1, classifier).fit(training).score(queries), expected)
+
+
+def test_vim_equals_the_formulas_of_the_paper():
+    x, queries, classifier = features(60), features(20, seed=1), random_classifier()
+    weight, bias = classifier.weight.numpy(), classifier.bias.numpy()
+    shifted, shifted_queries = (z.double().numpy() + np.linalg.pinv(weight) @ bias for z in (x, queries))
+    np.testing.assert_allclose(weight @ (-np.linalg.pinv(weight) @ bias) + bias, 0, atol=1e-12)  # logits at the origin
+    _, _, directions = np.linalg.svd(shifted)  # the most important first
+    null = np.eye(DIM) - directions[:4].T @ directions[:4]
+    alpha = (shifted @ weight.T).max(1).mean() / np.linalg.norm(shifted @ null, axis=1).mean()
+    logits = shifted_queries @ weight.T
+    expected = alpha * np.linalg.norm(shifted_queries @ null, axis=1) - logsumexp(logits, axis=1)
+    close(ViM(4, classifier).fit(x).score(queries), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "dim"), [(6, 3), (999, 499), (1000, 512), (1499, 512), (1500, 1000)])
+def test_vims_subspace_by_default(width, dim):
+    detector = ViM(classifier=random_classifier(dim=width)).fit(features(3, dim=width))
+    assert detector.fitted["residual"].shape == (width, width - dim)
+
+
+# The linear classifier
+
+
+@pytest.mark.parametrize("weight_decay", [1e-1, 1e-4])
+def test_linear_classifier_equals_scikit_learn(weight_decay):
+    x, y = labelled(150)
+    x[:, 4] = 1000 + 0.01 * x[:, 4]  # standardising is what makes this feature count
+    x = torch.cat([x, torch.full((150, 1), 3.0)], 1).double()  # and it must survive one that does not vary
+    scaler = StandardScaler().fit(x.numpy())
+    reference = LogisticRegression(C=1 / (weight_decay * 150), tol=1e-9, max_iter=10_000)
+    reference.fit(scaler.transform(x.numpy()), y.numpy())
+    found = fit_linear(x, y, weight_decay).logits(x).softmax(1)
+    np.testing.assert_allclose(found.numpy(), reference.predict_proba(scaler.transform(x.numpy())), atol=1e-4)
+
+
+def test_linear_classifier_is_where_the_gradient_vanishes():
+    x, y = labelled(90)
+    classifier = fit_linear(x, y, weight_decay=1e-3)
+    std, targets = x.double().std(0, correction=0), y.unique(return_inverse=True)[1]
+    weight, bias = classifier.weight.clone().requires_grad_(), classifier.bias.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(x.double() @ weight.T + bias, targets)
+    loss = loss + 0.5e-3 * (weight * std).square().sum()
+    by_weight, by_bias = torch.autograd.grad(loss, (weight, bias))
+    assert (by_weight / std).abs().max() < 1e-6
+    assert by_bias.abs().max() < 1e-6
+
+
+def test_linear_classifier_separates_what_is_separable_and_is_deterministic():
+    x, y = labelled(90)
+    x = x + 30 * torch.eye(DIM)[y % CLASSES]
+    y[y == 5] = 4
+    first, second = fit_linear(x, y), fit_linear(x.clone(), y.clone())
+    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(first.bias, second.bias)
+    assert (y.unique()[first.logits(x).argmax(1)] == y).all()
+
+
+def test_linear_classifier_can_be_fitted_where_gradients_are_off():
+    x, y = labelled(30)
+    expected = fit_linear(x, y).weight
+    with torch.no_grad():
+        assert torch.equal(fit_linear(x.requires_grad_(), y).weight, expected)
+    with torch.inference_mode():
+        assert torch.equal(fit_linear(x * 1, y).weight, expected)
+
+
+# What every detector does
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_chunks_do_not_matter(kind, monkeypatch):
+    queries = features(31, seed=1)
+    whole = fitted(kind).score(queries)
+    sizes = []
+    monkeypatch.setattr(base, "BLOCK", 4 * DIM)
+    score_chunk = kind._score
+    monkeypatch.setattr(kind, "_score", lambda self, piece: sizes.append(len(piece)) or score_chunk(self, piece))
+    torch.testing.assert_close(fitted(kind).score(queries), whole, rtol=1e-5, atol=1e-6)
+    assert sizes == [4] * 7 + [3]
+    sizes.clear()
+    monkeypatch.setattr(base, "CHUNK", 2 * 90)  # a bank of 90 rows leaves room for two queries at a time
+    torch.testing.assert_close(fitted(kind).score(queries), whole, rtol=1e-5, atol=1e-6)
+    assert max(sizes) == (2 if kind is KNN else 4)
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_saved_and_loaded_it_gives_the_same_scores(kind, tmp_path):
+    queries = features(10, seed=1)
+    detector = fitted(kind)
+    expected = detector.score(queries)
+    path = tmp_path / "detector.safetensors"
+    detector.save(path)
+    for loaded in (Detector.load(path), kind.load(str(path)), kind.from_state(detector.state())):
+        assert type(loaded) is kind
+        assert loaded.settings == detector.settings
+        assert torch.equal(loaded.score(queries), expected)
+    with safe_open(path, framework="pt") as content:
+        assert content.metadata()["detector"] == kind.__name__
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_scores_are_float32_one_a_row_for_any_precision_and_any_number_of_rows(kind):
+    detector, x = fitted(kind), features(10, seed=1).bfloat16()
+    expected = detector.score(x.double())
+    assert expected.dtype == torch.float32
+    assert expected.shape == (10,)
+    for dtype in (torch.bfloat16, torch.float32):
+        torch.testing.assert_close(detector.score(x.to(dtype)), expected, rtol=1e-5, atol=1e-6)
+    assert detector.score(x[:0]).shape == (0,)
+    assert not detector.score(x.float().requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_a_larger_score_means_out_of_distribution(kind):
+    """Each class along its own axis; the others short, between the classes, and shifted along the remaining axes."""
+    noise = torch.randn(900, DIM, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(600) % CLASSES
+    x = 10 * torch.eye(DIM)[y] + noise[:600]
+    outside = torch.tensor([2.0, 2.0, 2.0, 3.0, 3.0, 3.0]) + noise[600:]
+    detector = kind().fit(x[:300], y[:300])
+    assert auroc(detector.score(x[300:]), detector.score(outside)) > 0.95
+
+
+def test_the_logit_detectors_share_a_classifier_and_then_need_no_labels():
+    x, y = labelled(90)
+    classifier = fit_linear(x, y)
+    for kind in LOGIT_DETECTORS:
+        assert torch.equal(kind(classifier=classifier).fit(x).score(x), kind().fit(x, y).score(x))
+
+
+def test_fitting_again_forgets_the_first_time():
+    first, second = labelled(60), labelled(60, seed=7)
+    for kind in DETECTORS.values():
+        again = kind().fit(*first).fit(*second).score(second[0])
+        assert torch.equal(again, kind().fit(*second).score(second[0]))
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_scoring_or_saving_before_fitting_is_refused(kind, tmp_path):
+    with pytest.raises(UserError, match=f"this {kind.__name__} has not been fitted"):
+        kind().score(features(2))
+    with pytest.raises(UserError, match="has not been fitted"):
+        kind().save(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_features_of_another_dimension_are_refused(kind):
+    with pytest.raises(UserError, match=rf"{kind.__name__} .* 6 dimensions, .* \[3, 4\]"):
+        fitted(kind).score(torch.zeros(3, 4))
+    with pytest.raises(UserError, match=r"6 dimensions, .* \[6\]"):
+        fitted(kind).score(torch.zeros(6))
+
+
+def test_missing_labels_are_named_with_the_detector():
+    for kind in LOGIT_DETECTORS:
+        with pytest.raises(UserError, match=f"{kind.__name__} needs labels"):
+            kind().fit(features(10))
+    with pytest.raises(UserError, match=r"Mahalanobis\(class_conditional=True\) needs labels"):
+        Mahalanobis(class_conditional=True).fit(features(10))
+
+
+def test_what_cannot_be_fitted_is_refused():
+    x, y = labelled(10)
+    broken = x.clone()
+    broken[[1, 4], 2] = torch.tensor([math.nan, math.inf])
+    with pytest.raises(UserError, match="2 of the 10 rows"):
+        KNN().fit(broken)
+    with pytest.raises(UserError, match=r"10 rows, but labels of shape \[9\]"):
+        MSP().fit(x, y[:9])
+    with pytest.raises(UserError, match=r"got \[0, 6\]"):
+        KNN().fit(x[:0])
+    with pytest.raises(UserError, match="do not vary"):
+        Mahalanobis().fit(torch.ones(5, 3))
+    with pytest.raises(UserError, match="only class 2"):
+        Energy().fit(x, torch.full_like(y, 2))
+    with pytest.raises(UserError, match="classifier of 4 dimensions and features of 6"):
+        ReAct(classifier=random_classifier(dim=4)).fit(x)
+    with pytest.raises(UserError, match=r"the features' 6, got dim=6"):
+        ViM(dim=6, classifier=random_classifier()).fit(x)
+
+
+def test_settings_without_meaning_are_refused():
+    with pytest.raises(UserError, match="k=0"):
+        KNN(0)
+    with pytest.raises(UserError, match="positive temperature, got 0"):
+        Energy(temperature=0)
+    with pytest.raises(UserError, match="from 0 to 100, got 101"):
+        ReAct(percentile=101)
+    with pytest.raises(UserError, match="weight_decay must be positive"):
+        fit_linear(*labelled(10), weight_decay=0.0)
+    with pytest.raises(UserError, match=r"got \[2, 3\] and \[3\]"):
+        LinearClassifier(torch.zeros(2, 3), torch.zeros(3))
+
+
+def test_files_that_hold_no_such_detector_are_refused(tmp_path):
+    path = tmp_path / "knn.safetensors"
+    fitted(KNN).save(path)
+    with pytest.raises(UserError, match=r"holds a KNN, not a ViM: use KNN\.load"):
+        ViM.load(path)
+    with pytest.raises(UserError, match="cannot be read as a detector"):
+        Detector.load(tmp_path / "nothing.safetensors")
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(UserError, match="cannot be read as a detector"):
+        Detector.load(path)
+    for metadata in (None, {"format": "vje-detector", "detector": "Oracle"}, {"detector": "KNN"}):
+        save_file({"x": torch.zeros(1)}, path, metadata)
+        with pytest.raises(UserError, match="not a detector that this version knows"):
+            Detector.load(path)
+    with pytest.raises(UserError, match="not the state of a KNN: missing or unknown are bank"):
+        KNN.from_state({"setting.k": torch.tensor(3), "width": torch.tensor(6)})
+    with pytest.raises(UserError, match=r"unknown are p\."):
+        KNN.from_state(fitted(KNN).state() | {"setting.p": torch.tensor(3)})

@@ -1,0 +1,48 @@
+import torch
+
+from vje.likelihood import directional_nll, radial_nll
+from vje.methods.vje import VJE
+from vje.ood import scores as module
+from vje.ood.scores import posterior_scores
+
+
+def model_and_embeddings(**options: object) -> tuple[VJE, torch.Tensor]:
+    torch.manual_seed(0)
+    model = VJE("resnet8", **options).eval()  # type: ignore[arg-type]
+    return model, torch.randn(23, 256).abs()
+
+
+def test_signs_make_larger_mean_more_out_of_distribution() -> None:
+    model, z = model_and_embeddings()
+    found, raw, q = posterior_scores(model, z), model.score_embeddings(z), model.inference(z)
+    torch.testing.assert_close(found["nll"], raw["nll"])
+    torch.testing.assert_close(found["nll"], found["nll_directional"] + found["nll_radial"])
+    torch.testing.assert_close(found["variance_trace"], q.variance.sum(-1))
+    torch.testing.assert_close(found["neg_kl"], -q.kl())
+    torch.testing.assert_close(found["neg_anisotropy"], -q.variance.std(-1, correction=0) / q.variance.mean(-1))
+
+
+def test_sampled_nll_is_the_mean_over_posterior_samples() -> None:
+    model, z = model_and_embeddings()
+    found = posterior_scores(model, z, samples=2000, seed=1)["nll_mc"]
+    q = model.inference(z)
+    s = q.sample(torch.randn(2000, *z.shape, generator=torch.Generator().manual_seed(7)))
+    values = directional_nll(z, s, q.variance) + radial_nll(z, s)
+    error = values.std(0) / 2000**0.5
+    assert ((found - values.mean(0)).abs() < 6 * error * 2**0.5).all()
+
+
+def test_chunks_do_not_matter(monkeypatch: object) -> None:
+    model, z = model_and_embeddings()
+    whole = posterior_scores(model, z)
+    monkeypatch.setattr(module, "ROWS", 5)  # type: ignore[attr-defined]
+    for name, values in posterior_scores(model, z).items():
+        torch.testing.assert_close(values, whole[name])
+
+
+def test_standard_likelihood_is_scored_as_such() -> None:
+    model, z = model_and_embeddings(likelihood="standard")
+    q = model.inference(z)
+    distance = ((z - q.mean) ** 2 / q.variance).sum(-1)
+    expected = (1 + 256) / 2 * torch.log1p(distance) + 0.5 * q.variance.log().sum(-1)
+    torch.testing.assert_close(posterior_scores(model, z)["nll"], expected)
