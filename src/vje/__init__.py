@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vje import ood as ood
     from vje.data.augment import Augmentation as Augmentation
     from vje.evaluation.knn import knn_accuracy as knn_accuracy
     from vje.methods.vje import VJE as VJE
@@ -33,6 +34,8 @@ _PUBLIC = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ood":
+        return import_module("vje.ood")
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'vje' has no attribute {name!r}")

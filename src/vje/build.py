@@ -88,6 +88,7 @@ class Data:
             "labels": self.splits.bank.labels is not None,
             "fingerprint": self.splits.train.fingerprint(),
             "skipped": [list(item) for item in skipped],
+            "ignored": len(getattr(self.splits.train, "ignored", ())),
             "held_out": self.splits.held_out_names,
         }
 

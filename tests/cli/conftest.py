@@ -41,7 +41,7 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A finished run on 96 labelled training and 32 test images, and its data; read only."""
+    """A finished run on 96 labelled training and 32 test images, and its data; tests may evaluate it, no more."""
     folder = tmp_path_factory.mktemp("trained")
     rng = np.random.default_rng(0)
     arrays = {}

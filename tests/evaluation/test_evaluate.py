@@ -6,7 +6,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from vje.evaluation.evaluate import evaluate, knn_of_features, posterior_means, posterior_scores
-from vje.evaluation.features import compute_features
+from vje.evaluation.features import Features, compute_features
 
 STATISTICS = {"variance", "kl", "nll", "nll_directional", "nll_radial", "anisotropy", "cosine_mean_z"}
 
@@ -69,6 +69,20 @@ def test_knn_is_in_percent_and_of_the_right_space(k, make_model, make_source):
         expected = 100 * judge.fit(a.double().numpy(), sources[0].labels).score(b.double().numpy(), sources[1].labels)
         assert found[name] == pytest.approx(expected, abs=100 / 24 + 1e-6)  # one image may be a tie within rounding
     assert max(found[name] for name in spaces) > 1  # percent
+
+
+def test_spaces_are_not_mixed_up(make_model):
+    labels = torch.arange(200) % 4
+    random = torch.randn(400, 24, generator=torch.Generator().manual_seed(0))
+    perfect = torch.nn.functional.one_hot(labels, 24).float()
+    bank, test = (Features(z, perfect, torch.arange(200), [], labels) for z in random.split(200))
+    found = knn_of_features(make_model(), bank, test)
+    assert found["target"] == 100.0
+    assert found["z"] < 50
+    bank, test = (Features(perfect, z, torch.arange(200), [], labels) for z in random.split(200))
+    found = knn_of_features(make_model(), bank, test)
+    assert found["z"] == found["mean"] == 100.0
+    assert found["target"] < 50
 
 
 def test_chunks_do_not_matter(make_model, make_source):

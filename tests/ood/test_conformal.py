@@ -97,5 +97,5 @@ def test_calibration_file(tmp_path) -> None:
     with safe_open(file, framework="numpy") as content:
         assert json.loads(content.metadata()["calibration"])["n"] == 3
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(UserError, match="cannot be read as a calibration.*vje calibrate"):
+    with pytest.raises(UserError, match=r"cannot be read as a calibration.*vje calibrate"):
         Calibration.read(file)

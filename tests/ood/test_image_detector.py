@@ -148,7 +148,7 @@ def test_stale_or_damaged_calibration_is_refused(run: Path) -> None:
     file = detector.save_calibration()
     assert file == run / "calibration.safetensors"
     make_model(seed=1).save(run)
-    with pytest.raises(UserError, match="belongs to other weights.*vje calibrate"):
+    with pytest.raises(UserError, match=r"belongs to other weights.*vje calibrate"):
         ImageDetector.from_run(run, "cpu")
     assert ImageDetector.from_run(run, "cpu", calibrated=False).calibration is None
     file.write_bytes(b"nothing")

@@ -19,7 +19,6 @@ from vje.cli.main import main
 from vje.cli.monitor import KNNMonitor
 from vje.runs import RunFolder
 from vje.training import checkpoint
-from vje.training.distributed import World
 from vje.training.loop import Callback
 
 CLOCK = ("images_per_second", "seconds", "elapsed")
@@ -76,7 +75,7 @@ def test_stopping_between_steps_changes_nothing(train, small_config, tmp_path, s
     train(config, tmp_path / "pieces", prepare=prepare)
     assert_same_state(tmp_path / "pieces", tmp_path / "whole")
     assert untimed(tmp_path / "pieces") == untimed(tmp_path / "whole")
-    assert [sorted(record["knn"]) for record in untimed(tmp_path / "pieces")][0][-1] == "z"
+    assert all("z" in record["knn"] for record in untimed(tmp_path / "pieces"))
 
 
 def test_a_request_to_stop_during_the_last_step_lets_the_run_finish(train, small_config, tmp_path):
@@ -107,15 +106,6 @@ def test_records_written_after_the_checkpoint_are_not_written_twice(train, small
         stream.write('{"epoch": 2, "st')
     train(small_config, tmp_path / "run")
     assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")
-
-
-def test_each_process_takes_its_share_of_the_saved_sums(train, small_config, tmp_path):
-    loop = train(small_config, tmp_path / "run", stop_after=3)
-    total, gram = loop.step.state.sums.clone(), loop.step.state.gram.clone()
-    loop.world = World(rank=1, size=2)  # a process that does not write
-    loop.resume()
-    assert torch.equal(2 * loop.step.state.sums, total)
-    assert torch.equal(2 * loop.step.state.gram, gram)
 
 
 # kill -9 and SIGTERM, at moments of their own choosing
@@ -254,6 +244,8 @@ def test_what_would_change_the_past_is_refused(interrupted, capsys, options, wor
 def test_what_cannot_change_the_past_may_be_changed(interrupted, trained_run):
     assert main(["train", "--resume", str(interrupted), "--knn-every", "0", "--checkpoint-epochs", "7"]) == 0
     assert same_model(interrupted, trained_run)
+    assert_same_state(interrupted, trained_run)
+    assert "knn" in untimed(trained_run)[-1]
     assert "knn" not in untimed(interrupted)[-1]
     assert RunFolder(interrupted).read("config")["run"]["knn_every"] == 0
 

@@ -96,7 +96,12 @@ class TrainingDisplay(Callback):
 def counting(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for something that counts images; yields the function to report (done, total) to."""
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -172,10 +172,12 @@ def _explain(
         f"{result['effective_rank']:.0f} of the {dim} dimensions are\nin real use. The negative log-likelihood, the "
         f"score of how unusual an image is, runs from {low:.0f} for typical\ndigits to {high:.0f} for odd ones."
     )
+    found = ", ".join(f"{name} {value:.1f}%" for name, value in result["ood"].items())
+    say(f"\nIs it a digit at all? Told by that score alone (AUROC; 50% is chance): {found}.")
     say(f"\nThe most and least typical digits: {picture}")
     say(f"Everything about the run:          {folder.path}")
     say("\nWhat to run next:")
     say("  vje train cifar10-ema               the paper's CIFAR-10 setting (one GPU, minutes)")
     say("  vje train folder --data PHOTOS/     your own images, no labels needed")
-    say(f"  vje embed {folder.path} digits --out digits.npz")
+    say(f"  vje calibrate {folder.path}              then vje score {folder.path} IMAGES: p-values for pictures")
     say("  vje recipes                         what else can be trained by name")

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vje.data.sources import ImageSource
 from vje.errors import UserError
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from vje.data.sources import ImageSource
 
 FORMATS = (".npz", ".csv", ".parquet")
 
@@ -87,7 +88,7 @@ def _check_model(run: Path) -> None:
         raise UserError(f"{run} is neither a run folder nor a .safetensors file.")
 
 
-def open_images(images: tuple[str, ...], split: str | None, data_dir: Path) -> ImageSource:
+def open_images(images: tuple[str, ...], split: str | None, data_dir: Path) -> "ImageSource":
     """Images a person named: files and folders, an ``.npz`` file, or a data set."""
     from vje.data.folders import scan_paths
     from vje.data.registry import open_data
@@ -103,7 +104,9 @@ def open_images(images: tuple[str, ...], split: str | None, data_dir: Path) -> I
     return parts[split] if split is not None else next(iter(parts.values()))
 
 
-def _compute(options: Options, source: ImageSource) -> tuple[dict[str, "np.ndarray[Any, Any]"], list[tuple[str, str]]]:
+def _compute(
+    options: Options, source: "ImageSource"
+) -> tuple[dict[str, "np.ndarray[Any, Any]"], list[tuple[str, str]]]:
     import numpy as np
     import torch
     from rich.console import Console

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vje.config import Config, stored_config
-from vje.data.registry import check_data
 from vje.errors import UserError
 from vje.runs import RunFolder
 
@@ -39,6 +38,9 @@ def run(arguments: list[str]) -> int:
         if value < 1:
             raise UserError(f"{option} must be at least 1, got {value}.")
     folder = RunFolder.open(options.run)
+
+    from vje.data.registry import check_data
+
     config = run_config(folder, options.data, options.data_dir)
     check_data(config.data.data, config.data.data_dir)
     result = evaluate_run(folder, config, options)

@@ -10,7 +10,6 @@ from torch import Tensor
 from vje.build import Data
 from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
-from vje.errors import UserError
 from vje.evaluation.evaluate import knn_of_features
 from vje.evaluation.features import Features, embed_batch
 from vje.methods.vje import VJE
@@ -77,10 +76,8 @@ class TensorBoard(Callback):
     """The epochs' records as TensorBoard scalars."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError("--tensorboard needs TensorBoard: pip install 'vje[tensorboard]'.") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(folder))
 
     def on_recorded(self, record: dict[str, Any]) -> None:

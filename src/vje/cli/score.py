@@ -213,7 +213,7 @@ class _Job:
         rows = whole_rows(options.out, options.columns)
         _, end = next(rows, ({}, 0))  # the header
         for row, position in rows:
-            self._check_row(row)
+            self._check_row(row, thoroughly=len(done) < 100)
             end, done[os.path.normpath(here / row["file"])] = position, row[self.detector.ranked_by]
         names = [os.path.normpath(here / self._name(place)) for place in everything]
         for place in (place for place in everything if done.get(names[place])):
@@ -222,19 +222,18 @@ class _Job:
         self.count["before"] = len(everything) - len(todo)
         return todo, end
 
-    def _check_row(self, row: dict[str, str]) -> None:
+    def _check_row(self, row: dict[str, str], thoroughly: bool) -> None:
         """Refuse to mix rows that do not mean the same."""
         from vje.ood.conformal import p_values
 
-        out, detector = self.options.out, self.detector
+        out, detector, p = self.options.out, self.detector, ""
         if row["error"]:
             return
-        p = ""
-        if detector.calibration is not None:
+        if thoroughly and detector.calibration is not None:
             p = str(p_values(detector.calibration.scores, detector.sign * float(row[detector.ranked_by])))
-        if row["p_value"] != p:
+        if thoroughly and row["p_value"] != p:
             raise UserError(f"{out} was begun with another calibration, or none: score it all again, with --force.")
-        if p and row["outlier"] != str(float(p) <= self.options.alpha):
+        if row["p_value"] and row["outlier"] != str(float(row["p_value"]) <= self.options.alpha):
             raise UserError(f"{out} was begun with another --alpha: use that, or start a new file with --force.")
 
     def _scored(self, todo: Sequence[int]) -> Iterator[list[tuple[int, Row]]]:

@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from vje.config import (
     stored_config,
     to_dict,
 )
-from vje.data.registry import check_data
 from vje.errors import UserError
 from vje.runs import RunFolder, next_free
 
@@ -100,7 +100,7 @@ def _start(recipe: str, rest: list[str]) -> int:
     options, config = _options(load_recipe(recipe), rest, f"vje train {recipe}")
     if not config.data.data:
         raise UserError(f"recipe {recipe} needs to know where the images are: --data PATH (a folder or an .npz file).")
-    check_data(config.data.data, config.data.data_dir)
+    _check_surroundings(config)
     out = options.out or next_free(Path("runs") / config.recipe)
     folder = RunFolder(out)
     if int(os.environ.get("RANK", "0")) == 0:
@@ -117,11 +117,20 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
     if options.out is not None:
         raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
     _check_changes(stored, config, options.extend)
-    check_data(config.data.data, config.data.data_dir)
+    _check_surroundings(config)
     if folder.model_file.exists() and config.optimizer.epochs == stored.optimizer.epochs:
         print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: vje evaluate {path}")
         return 0
     return _train(config, folder, resuming=True)
+
+
+def _check_surroundings(config: Config) -> None:
+    """Find out what can be found out before anything is loaded or written."""
+    from vje.data.registry import check_data
+
+    if config.run.tensorboard and find_spec("tensorboard") is None:
+        raise UserError("--tensorboard needs TensorBoard: pip install 'vje[tensorboard]'.")
+    check_data(config.data.data, config.data.data_dir)
 
 
 def _check_changes(stored: Config, config: Config, extend: bool) -> None:

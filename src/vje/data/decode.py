@@ -57,7 +57,7 @@ def read_image(file: str | os.PathLike[str] | IO[bytes], channels: int, draft: i
             image.load()
             with suppress(Exception):  # a picture with damaged EXIF data is still a picture
                 ImageOps.exif_transpose(image, in_place=True)
-            return _convert(image, channels)
+            return to_mode(image, channels)
     except UnreadableImage:
         raise
     except Exception as error:  # decoders raise nearly anything on damaged bytes
@@ -132,7 +132,8 @@ def _head(file: str | os.PathLike[str] | IO[bytes]) -> bytes:
     return head
 
 
-def _convert(image: Image.Image, channels: int) -> Image.Image:
+def to_mode(image: Image.Image, channels: int) -> Image.Image:
+    """An image of any mode as ``L`` (1 channel) or ``RGB`` (3): deep ones scaled, transparent ones laid on white."""
     mode = "L" if channels == 1 else "RGB"
     if image.mode in _DEEP_MODES:
         image = Image.fromarray(_to_eight_bits(np.asarray(image), always_deep=image.mode.startswith("I;16")))

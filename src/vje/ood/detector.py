@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from vje.data.batches import evaluation_batches
-from vje.data.decode import _convert, fit_image, read_image
+from vje.data.decode import fit_image, read_image, to_mode
 from vje.data.folders import scan_paths
 from vje.data.sources import ArraySource, ImageSource
 from vje.errors import UserError
@@ -257,4 +257,4 @@ def _array_source(images: Tensor | NDArray[Any]) -> ArraySource:
 def _picture(item: Image.Image | Path_, channels: int, draft: int) -> Image.Image:
     if not isinstance(item, Image.Image):
         return read_image(item, channels, draft)
-    return _convert(ImageOps.exif_transpose(item), channels)
+    return to_mode(ImageOps.exif_transpose(item), channels)

@@ -138,8 +138,7 @@ class Loop:
             self._steps_done, self._elapsed = found.info["step"], found.info["elapsed"]
             self.watch.load(found.info["watch"])
             self.batches.load(found.info["batches"])
-            self.step.state.sums /= self.world.size  # those saved are of all processes; each takes its share
-            self.step.state.gram /= self.world.size
+            self.step.state.gram /= self.world.size  # the one saved is of all images; each process takes a share
         if self.world.writes:
             self.run.forget_after(self._steps_done)
         return complaints
@@ -231,10 +230,10 @@ class Loop:
             raise Stopped(self._steps_done)
 
     def _write_checkpoint(self, seconds: float = 0.0) -> None:
-        """Save the state, with the epoch's sums taken over all processes."""
+        """Save the state, with the epoch's sums as one process would have them: any number may go on from it."""
         state = self.step.state
         local = state.sums.clone(), state.gram.clone()
-        state.sums.copy_(self.world.sum(local[0]))
+        state.sums.copy_(self.world.sum(local[0]) / self.world.size)
         state.gram.copy_(self.world.sum(local[1]))
         if self.run is not None and self.world.writes:
             info: dict[str, Any] = {"step": self._steps_done, "elapsed": self._elapsed + seconds}

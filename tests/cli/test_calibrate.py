@@ -1,0 +1,103 @@
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vje.config import load_recipe, to_dict
+from vje.data.arrays import load_npz
+from vje.methods.vje import VJE
+from vje.ood.detector import ImageDetector
+from vje.preprocessing import Preprocessing
+from vje.runs import RunFolder
+
+
+def pixels(count: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.integers(0, 64, (count, 8, 8, 3)) + rng.integers(0, 190, (count, 1, 1, 1))).astype(np.uint8)
+
+
+def save_model(run: Path, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    VJE("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(run)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """An untrained model in the folder of a run with 60 test images of its own."""
+    data = tmp_path / "set.npz"
+    np.savez(data, train_images=pixels(50, 1), test_images=pixels(60, 2))
+    recipe = load_recipe("digits")
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", to_dict(replace(recipe, data=replace(recipe.data, data=str(data)))))
+    folder.write("data", {"held_out": None, "fingerprint": load_npz(data)["train"].fingerprint()})
+    save_model(folder.path)
+    return folder.path
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """12 readable images and one that is none."""
+    root = tmp_path / "pictures"
+    root.mkdir()
+    for i, x in enumerate(pixels(12, 3)):
+        Image.fromarray(x).save(root / f"{i:02}.png")
+    (root / "text.png").write_text("no picture")
+    return root
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+@pytest.mark.parametrize(("score", "sign"), [("nll", 1), ("kl", -1)])
+def test_calibrated_p_values_equal_brute_force(vje, run: Path, pictures: Path, score: str, sign: int) -> None:
+    answer = vje("calibrate", run, "--score", score, "--batch", 16)
+    assert answer.status == 0 and f"{score} of 60 images" in answer.out and "1/(n + 1) = 0.016" in answer.out
+    assert "never: needs 99 images" in answer.out and "60 images are few" in answer.err
+    detector = ImageDetector.from_run(run, "cpu", calibrated=False)
+    held_out = sign * detector.score(pixels(60, 2).transpose(0, 3, 1, 2))[score].double().numpy()
+
+    rows = [row for row in table(vje("score", run, pictures, "--alpha", 0.3).out) if not row["error"]]
+    for row in rows:
+        p = (1 + np.sum(held_out >= sign * float(row[score]))) / 61
+        assert float(row["p_value"]) == p
+        assert row["outlier"] == str(bool(p <= 0.3))
+    assert "p-values end at 0.016" in vje("score", run, pictures, "--alpha", 0.01).err
+
+
+def test_calibration_refuses_what_was_trained_on(vje, run: Path, tmp_path: Path) -> None:
+    answer = vje("calibrate", run, "--data", tmp_path / "set.npz", "--split", "train")
+    assert answer.status == 2 and "was trained on" in answer.err
+    assert vje("calibrate", run, "--data", tmp_path / "set.npz").status == 0  # its test images
+    folder = RunFolder.open(run)
+    everything = load_npz(tmp_path / "set.npz")["train"]
+    kept = [str(i) for i in range(0, 50, 10)]
+    train = everything.subset([i for i in range(50) if str(i) not in kept])
+    folder.write("data", {"held_out": kept, "fingerprint": train.fingerprint()})
+    answer = vje("calibrate", run, "--data", tmp_path / "set.npz", "--split", "train")
+    assert answer.status == 2 and "was trained on" in answer.err
+    answer = vje("calibrate", run, "--data", tmp_path / "set.npz", "--split", "val")
+    assert answer.status == 2 and "has no val split; it has test, train" in answer.err
+
+
+def test_calibration_with_a_folder_or_for_a_model_file(vje, run: Path, pictures: Path) -> None:
+    answer = vje("calibrate", run, "--data", pictures)
+    assert answer.status == 0 and "1 of 13 files could not be read" in answer.out
+    assert vje("calibrate", run / "model.safetensors", "--data", pictures).status == 0
+    answer = vje("calibrate", run / "model.safetensors")
+    assert answer.status == 2 and "--data" in answer.err
+    assert vje("calibrate", run / "nothing").status == 2
+
+
+def test_stale_calibration_is_refused(vje, run: Path, pictures: Path) -> None:
+    assert vje("calibrate", run).status == 0
+    save_model(run, seed=1)
+    answer = vje("score", run, pictures)
+    assert answer.status == 2 and "vje calibrate" in answer.err and answer.out == ""
+    assert vje("calibrate", run).status == 0
+    assert vje("score", run, pictures).status == 0

@@ -1,0 +1,236 @@
+"""Configs: every recipe loads, survives JSON, and every mistake is told with the name it was made under."""
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vje.config import (
+    AugmentConfig,
+    Config,
+    DataConfig,
+    EncoderConfig,
+    OptimizerConfig,
+    RunConfig,
+    VJEConfig,
+    changed_fields,
+    from_dict,
+    load_recipe,
+    recipe_about,
+    recipe_names,
+    to_dict,
+)
+from vje.errors import UserError
+from vje.runs import finite
+
+EXPECTED = (
+    "cifar10 cifar10-ema cifar100 cifar100-ema stl10 stl10-ema tiny-imagenet imagenet100 imagenet1k folder digits"
+)
+
+
+def through_json(config):
+    return from_dict(Config, json.loads(json.dumps(finite(to_dict(config)))), "config.json")
+
+
+# Recipes
+
+
+def test_the_recipes_are_there():
+    assert set(EXPECTED.split()) <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_checks_and_survives_json(name):
+    config = load_recipe(name)
+    config.check()
+    assert config.recipe == name
+    assert recipe_about(name)
+    assert through_json(config) == config
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-ema")])
+def test_ema_recipes_differ_from_theirs_in_the_target_alone(name):
+    changes = changed_fields(load_recipe(name.removesuffix("-ema")), load_recipe(name))
+    assert changes.keys() - {"recipe"} == {"target"}
+    assert changes["target"][:2] == ("stop-gradient", "ema")
+
+
+def test_the_paper_s_setting():
+    config = load_recipe("cifar10-ema")
+    assert (config.encoder.encoder, config.encoder.small_images, config.data.size) == ("resnet18", True, 32)
+    assert (config.optimizer.batch, config.optimizer.epochs, config.vje.target_momentum) == (256, 200, 0.996)
+    assert (config.vje.nu, config.vje.beta, config.vje.samples) == (1.0, 1.0, 1)
+
+
+def test_what_json_cannot_say_survives_it():
+    config = replace(
+        Config(),
+        vje=VJEConfig(nu=math.inf, terms=("kl",)),
+        data=DataConfig(labels=Path("a.csv"), resize=None, channels=1),
+        augment=AugmentConfig(blur_kernel=5),
+        encoder=EncoderConfig(init="runs/first"),
+    )
+    assert through_json(config) == config
+    assert isinstance(through_json(config).data.data_dir, Path)
+
+
+def test_a_recipe_of_one_s_own_may_extend_another(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('about = "mine"\nextends = "cifar10-ema"\n[optimizer]\nlr = 1\n[vje]\nnu = inf\n')
+    config = load_recipe(str(file))
+    base = load_recipe("cifar10-ema")
+    expected = replace(base.optimizer, lr=1.0)
+    assert (config.recipe, config.optimizer, config.vje.nu) == ("mine", expected, math.inf)
+    assert type(config.optimizer.lr) is float
+    assert (config.data, config.augment, config.vje.target) == (base.data, base.augment, "ema")
+    assert recipe_about(str(file)) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[optimizer]\nlearning_rate = 1\n", r"optimizer: unknown setting 'learning_rate'"),
+        ("[optimizer]\nepoch = 1\n", r"unknown setting 'epoch'; did you mean epochs\?"),
+        ("[optimiser]\nlr = 1\n", r"unknown setting 'optimiser'; did you mean optimizer\?"),
+        ("[optimizer]\nlr = 'fast'\n", "lr must be of type float, got 'fast'"),
+        ("[optimizer\n", "is not valid TOML"),
+        ("extends = 'cifar11'\n", r"there is no recipe 'cifar11'. Did you mean cifar10"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_told_with_its_name(tmp_path, text, words):
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=words):
+        load_recipe(str(file))
+
+
+def test_recipes_that_go_in_circles_are_refused(tmp_path):
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text(f"extends = '{second}'\n")
+    second.write_text(f"extends = '{first}'\n")
+    with pytest.raises(UserError, match="extends itself"):
+        load_recipe(str(first))
+
+
+def test_unknown_recipes_get_the_nearest_name():
+    with pytest.raises(UserError, match=r"there is no recipe 'cifar10ema'\. Did you mean cifar10-ema\?"):
+        load_recipe("cifar10ema")
+    with pytest.raises(UserError, match=r"there is no recipe file nowhere\.toml"):
+        load_recipe("nowhere.toml")
+
+
+# Types
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "words"),
+    [
+        (OptimizerConfig, {"epochs": 1.5}, "epochs must be of type int, got 1.5"),
+        (OptimizerConfig, {"epochs": True}, "epochs must be of type int, got True"),
+        (OptimizerConfig, {"lr": True}, "lr must be of type float, got True"),
+        (OptimizerConfig, {"lr": None}, "lr must be of type float, got None"),
+        (VJEConfig, {"isotropic": 1}, "isotropic must be of type bool, got 1"),
+        (VJEConfig, {"target": "moving"}, "target must be one of stop-gradient, ema, got 'moving'"),
+        (VJEConfig, {"terms": ["kl", "angular"]}, "terms must be one of directional, radial, kl, got 'angular'"),
+        (DataConfig, {"channels": 2}, "channels must be one of 1, 3, got 2"),
+        (DataConfig, {"data_dir": 3}, "data_dir must be of type Path, got 3"),
+        (AugmentConfig, {"crop_area": [0.1]}, "crop_area must be a list of 2 values"),
+        (AugmentConfig, {"crop_area": 0.5}, "crop_area must be a list of 2 values, got 0.5"),
+        (Config, {"vje": 3}, "vje must be a table of settings, got 3"),
+        (Config, {"vje": {"nü": 1}}, "vje: unknown setting 'nü'"),
+    ],
+)
+def test_wrong_types_are_told_with_the_field(cls, values, words):
+    with pytest.raises(UserError, match=f"^here: .*{words}"):
+        from_dict(cls, values, "here")
+
+
+def test_whole_numbers_pass_for_floats_and_lists_for_tuples():
+    config = from_dict(AugmentConfig, {"crop_area": [1, 1], "flip": 0}, "here")
+    assert config.crop_area == (1.0, 1.0)
+    assert [type(x) for x in (*config.crop_area, config.flip)] == [float] * 3
+    assert from_dict(DataConfig, {"labels": None, "resize": 40}, "here") == DataConfig(resize=40)
+
+
+# Checks
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "value", "option"),
+    [
+        ("optimizer", "epochs", 0, "--epochs must be at least 1, got 0"),
+        ("optimizer", "batch", 1, "--batch must be at least 2"),
+        ("optimizer", "lr", 0.0, "--lr must be positive"),
+        ("optimizer", "lr", math.nan, "--lr must be positive, got nan"),
+        ("optimizer", "warmup_epochs", -1.0, "--warmup-epochs"),
+        ("optimizer", "accumulate", 3, "--accumulate must be a divisor of --batch 256, got 3"),
+        ("vje", "nu", 0.0, "--nu must be positive"),
+        ("vje", "samples", -1, "--samples"),
+        ("vje", "terms", (), "--terms"),
+        ("vje", "target_momentum", 1.5, "--target-momentum must be between 0 and 1"),
+        ("vje", "ratio", 0.0, "--ratio"),
+        ("data", "size", 2, "--size"),
+        ("data", "held_out", 1.0, "--held-out"),
+        ("data", "workers", -1, "--workers"),
+        ("data", "resize", 31, "--resize must be SIZE"),
+        ("augment", "crop_area", (0.5, 0.4), "--crop-area"),
+        ("augment", "crop_area", (0.0, 1.0), "--crop-area"),
+        ("augment", "crop_ratio", (2.0, 1.0), "--crop-ratio"),
+        ("augment", "blur_kernel", 4, "--blur-kernel must be odd, got 4"),
+        ("run", "seed", 2**32, "--seed"),
+        ("run", "knn_every", -1, "--knn-every"),
+        ("run", "checkpoint_epochs", 0, "--checkpoint-epochs"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_their_option(group, field, value, option):
+    config = replace(Config(), **{group: replace(getattr(Config(), group), **{field: value})})
+    with pytest.raises(UserError, match=option):
+        config.check()
+
+
+# Resuming
+
+
+def test_changes_are_found_and_judged():
+    old = Config()
+    new = replace(
+        old,
+        recipe="mine",
+        data=replace(old.data, workers=2, size=64),
+        optimizer=replace(old.optimizer, lr=0.1),
+        run=replace(old.run, device="cpu", knn_every=3),
+    )
+    assert changed_fields(old, new) == {
+        "recipe": ("cifar10", "mine", False),
+        "size": (32, 64, False),
+        "workers": (8, 2, True),
+        "lr": (0.05, 0.1, False),
+        "device": ("auto", "cpu", True),
+        "knn_every": (10, 3, True),
+    }
+    assert changed_fields(new, new) == {}
+    infinite = replace(old, vje=VJEConfig(nu=math.inf))
+    assert changed_fields(infinite, through_json(infinite)) == {}
+
+
+def test_only_what_cannot_change_the_past_is_free():
+    free = {
+        f.name
+        for group in (DataConfig, AugmentConfig, EncoderConfig, VJEConfig, OptimizerConfig, RunConfig)
+        for f in dataclasses.fields(group)
+        if f.metadata.get("resume")
+    }
+    devices = {"device", "compile", "graph"}
+    assert (
+        free == {"data_dir", "workers", "knn_every", "checkpoint_epochs", "checkpoint_seconds", "tensorboard"} | devices
+    )
+
+
+def test_options_have_one_meaning_each():
+    """Groups are flat on the command line, so a name may occur in one of them only."""
+    groups = (DataConfig, AugmentConfig, EncoderConfig, VJEConfig, OptimizerConfig, RunConfig)
+    names = [f.name for group in groups for f in dataclasses.fields(group)]
+    assert len(names) == len(set(names))
