@@ -221,7 +221,7 @@ def test_the_demo(vje, tmp_path, snapshot):
     for words in ("raw pixels", "z, the encoder's embedding", "mean of the posterior", "untrained", "trained"):
         assert words in out
     assert f"The most and least typical digits: {out_folder / 'typical.png'}\n" in out
-    assert f"vje embed {out_folder} digits" in out
+    assert f"vje calibrate {out_folder}" in out
     assert "What to run next" in out
     result = read(out_folder / "evaluation.json")
     assert result["images"] == 80

@@ -70,7 +70,7 @@ def small_config(make_npz: Callable[..., Path], tmp_path: Path) -> Config:
         recipe,
         data=replace(recipe.data, data=str(make_npz(tmp_path / "small.npz", train=32, test=12))),
         vje=replace(recipe.vje, target="ema"),
-        optimizer=replace(recipe.optimizer, epochs=2, batch=8),
+        optimizer=replace(recipe.optimizer, epochs=2, batch=8, lr=0.01),
         run=replace(recipe.run, device="cpu"),
     )
 

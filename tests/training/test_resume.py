@@ -40,14 +40,6 @@ def assert_same_state(run, expected):
 # Ctrl-C, between any two steps
 
 
-def with_knn(loop):
-    """k-NN every epoch, as on the command line: it must not disturb training."""
-    config = loop.run.read("config")
-    data = build_data(loop.test_config, loop.run.read("data"))
-    monitor = KNNMonitor(loop.step.method, data, 1, config["optimizer"]["epochs"], autocast=False, workers=0)
-    loop.callbacks = [monitor, *loop.callbacks]
-
-
 @pytest.mark.parametrize(
     ("stops", "changes"),
     [
@@ -64,8 +56,10 @@ def test_stopping_between_steps_changes_nothing(train, small_config, tmp_path, s
     )
 
     def prepare(loop):
-        loop.test_config = config
-        with_knn(loop)
+        """k-NN every epoch, as on the command line: it must not disturb training."""
+        data = build_data(config, loop.run.read("data"))
+        monitor = KNNMonitor(loop.step.method, data, 1, config.optimizer.epochs, autocast=False, workers=0)
+        loop.callbacks = [monitor, *loop.callbacks]
 
     train(config, tmp_path / "whole", prepare=prepare)
     for stop in stops:
@@ -137,14 +131,27 @@ class Child:
         return self.log.read()
 
 
-def test_kills_at_random_moments_change_nothing(tiny_npz, tmp_path, cli_env):
+@pytest.fixture
+def start(cli_env, tmp_path):
+    """Starts a :class:`Child`; none outlives the test."""
+    children = []
+
+    def start_one(*arguments):
+        log = tmp_path / f"{len(children)}.log"
+        children.append(Child(cli_env({"PYTHONUNBUFFERED": "1"}), log, *arguments))
+        return children[-1]
+
+    yield start_one
+    for child in children:
+        child.end(signal.SIGKILL)
+        child.log.close()
+
+
+def test_kills_at_random_moments_change_nothing(tiny_npz, tmp_path, start):
     moments = random.Random(4)
-    environment = cli_env({"PYTHONUNBUFFERED": "1"})
     run, whole = tmp_path / "run", tmp_path / "whole"
     options = ["digits", "--data", tiny_npz, "--device", "cpu", "--target", "ema", "--batch", 8, "--epochs", 6]
     options += ["--knn-every", 2, "--workers", 0]
-    straight = Child(environment, tmp_path / "whole.log", *options, "--out", whole)
-    options += ["--checkpoint-seconds", 0.1]
 
     def newest():
         found = sorted((run / "checkpoints").glob("step-*.safetensors"))
@@ -155,24 +162,24 @@ def test_kills_at_random_moments_change_nothing(tiny_npz, tmp_path, cli_env):
         time.sleep(moments.uniform(0, longest))
         return child.end(number)
 
-    first = Child(environment, tmp_path / "1.log", *options, "--out", run)
+    first = start(*options, "--checkpoint-seconds", 0.1, "--out", run)
     assert killed(first, (run / "model.json").exists, longest=0.05) == -signal.SIGKILL  # probably before a checkpoint
-    second = Child(environment, tmp_path / "2.log", "--resume", run)
+    second = start("--resume", run)
     target = moments.randrange(8)
     assert killed(second, lambda: newest() > target) == -signal.SIGKILL
     reached = newest()
     target = reached + moments.randrange(8)
-    third = Child(environment, tmp_path / "3.log", "--resume", run)
+    third = start("--resume", run)
     assert killed(third, lambda: newest() > target, signal.SIGTERM) == 130
     stopped = newest()
     assert f"Stopped after step {stopped}; nothing is lost" in third.output()
     assert f"Go on with: vje train --resume {run}\n" in third.output()
     assert reached < stopped < 72
-    last = Child(environment, tmp_path / "4.log", "--resume", run, "--checkpoint-seconds", 300)
+    last = start("--resume", run, "--checkpoint-seconds", 300)
     assert last.end() == 0, last.output()
     assert f"Resuming after step {stopped}." in last.output()
-    assert straight.end() == 0, straight.output()
 
+    assert main(["train", *map(str, options), "--out", str(whole)]) == 0  # never interrupted
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert_same_state(run, whole)
     assert untimed(run) == untimed(whole)
@@ -274,6 +281,15 @@ def test_an_extended_run_that_is_interrupted_does_not_pass_for_finished(finished
     assert "Resuming after step 9." in capsys.readouterr().out
     assert len(untimed(finished)) == 3
     assert not same_model(finished, trained_run)
+
+
+def test_an_extension_killed_before_its_first_step_does_not_pass_for_finished(finished, capsys):
+    config = RunFolder(finished).read("config")
+    config["optimizer"]["epochs"] = 3
+    RunFolder(finished).write("config", config)
+    assert main(["train", "--resume", str(finished)]) == 0
+    assert "Resuming after step 8." in capsys.readouterr().out
+    assert len(untimed(finished)) == 3
 
 
 def test_a_checkpoint_cut_in_half_is_passed_over_and_said(finished, trained_run, capsys):

@@ -1,5 +1,6 @@
 """Training on files that worker processes decode: as exact as training on images in memory."""
 
+import multiprocessing
 from dataclasses import replace
 
 import numpy as np
@@ -51,6 +52,7 @@ def test_a_streamed_run_learns_counts_bad_files_and_resumes_exactly(train, strea
         train(streamed, tmp_path / "pieces", stop_after=stop)
     with_workers = replace(streamed, data=replace(streamed.data, workers=1))
     train(with_workers, tmp_path / "pieces")
+    assert multiprocessing.active_children() == []
 
     whole, pieces = last_state(tmp_path / "whole"), last_state(tmp_path / "pieces")
     assert whole.info["step"] == 8

@@ -179,5 +179,5 @@ def _explain(
     say("\nWhat to run next:")
     say("  vje train cifar10-ema               the paper's CIFAR-10 setting (one GPU, minutes)")
     say("  vje train folder --data PHOTOS/     your own images, no labels needed")
-    say(f"  vje calibrate {folder.path}              then vje score {folder.path} IMAGES: p-values for pictures")
+    say(f"  vje calibrate {folder.path}             then `vje score {folder.path} IMAGES` gives p-values")
     say("  vje recipes                         what else can be trained by name")

@@ -118,7 +118,7 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
         raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
     _check_changes(stored, config, options.extend)
     _check_surroundings(config)
-    if folder.model_file.exists() and config.optimizer.epochs == stored.optimizer.epochs:
+    if folder.model_file.exists() and len(folder.metrics()) >= config.optimizer.epochs:
         print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: vje evaluate {path}")
         return 0
     return _train(config, folder, resuming=True)

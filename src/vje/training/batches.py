@@ -56,6 +56,9 @@ class ResidentBatches:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
 
+    def close(self) -> None:
+        """Nothing to let go of."""
+
 
 class StreamBatches:
     """Files that worker processes decode and crop while the device computes.
@@ -144,3 +147,7 @@ class StreamBatches:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._unreadable = dict(state["unreadable"])
+
+    def close(self) -> None:
+        """End the workers: left to the garbage collector, each would be waited for in vain for five seconds."""
+        self._iterator = None

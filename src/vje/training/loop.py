@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -37,6 +37,9 @@ class EpochBatches(Batches, Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
+
+    def close(self) -> None:
+        """Let go of what only training needs; another epoch may still be started."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class Loop:
     def __call__(self) -> None:
         """Train."""
         self._last_checkpoint = time.monotonic()
-        with self._listening():
+        with self._listening(), closing(self.batches):
             first_epoch, first_step = divmod(self._steps_done, self.batches.steps_per_epoch)
             for epoch in range(first_epoch, self.epochs):
                 self._train_epoch(epoch, first_step)
