@@ -314,7 +314,7 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
         world=world.size,
         seed=config.run.seed,
         epochs=config.optimizer.epochs,
-        workers=config.data.workers,
+        workers=min(config.data.workers, os.cpu_count() or 1),
         device=device,
     )
 

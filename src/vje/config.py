@@ -192,6 +192,13 @@ class Config:
         _require(self.optimizer.lr > 0, "--lr", self.optimizer.lr, "positive")
         _require(self.optimizer.accumulate >= 1, "--accumulate", self.optimizer.accumulate, "at least 1")
         _require(self.optimizer.warmup_epochs >= 0, "--warmup-epochs", self.optimizer.warmup_epochs, "0 or more")
+        _require(0 <= self.optimizer.sgd_momentum < 1, "--sgd-momentum", self.optimizer.sgd_momentum, "in [0, 1)")
+        _require(self.optimizer.weight_decay >= 0, "--weight-decay", self.optimizer.weight_decay, "0 or more")
+        _require(self.optimizer.clip_norm >= 0, "--clip-norm", self.optimizer.clip_norm, "0 or more")
+        a = self.augment
+        chances = [a.flip, a.jitter, a.grayscale, *a.blur, *a.solarize]
+        names = "--flip, --jitter, --grayscale, --blur and --solarize"
+        _require(all(0 <= p <= 1 for p in chances), names, chances, "probabilities, between 0 and 1")
         _require(self.vje.nu > 0, "--nu", self.vje.nu, "positive (inf is the Gaussian limit)")
         _require(self.vje.samples >= 0, "--samples", self.vje.samples, "0 or more")
         _require(len(self.vje.terms) > 0, "--terms", self.vje.terms, "at least one of directional, radial, kl")
@@ -334,9 +341,12 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             raise UserError(f"{where} must be one of {', '.join(map(str, arguments))}, got {value!r}.")
         return value
     if origin is tuple:
-        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        if not isinstance(value, list | tuple) or len(value) != len(kinds):
-            raise UserError(f"{where} must be a list of {len(kinds)} values, got {value!r}.")
+        any_length = arguments[-1] is Ellipsis
+        if not isinstance(value, list | tuple) or not (any_length or len(value) == len(arguments)):
+            raise UserError(
+                f"{where} must be a list of {'' if any_length else f'{len(arguments)} '}values, got {value!r}."
+            )
+        kinds = [arguments[0]] * len(value) if any_length else arguments
         return tuple(_convert(item, kind, where) for item, kind in zip(value, kinds, strict=True))
     return _convert_plain(value, hint, where)
 

@@ -168,5 +168,6 @@ def _collate(items: Sequence[_Item]) -> StreamBatch:
 
 
 def _leave_interrupts_to_the_parent(_: int) -> None:
-    """Ctrl-C reaches every process of a terminal; only the trainer should answer it."""
+    """Ctrl-C, and a SIGTERM to the whole group, reach every process; only the trainer should answer them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
