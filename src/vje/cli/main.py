@@ -23,8 +23,8 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Threads that spin while they wait are several times slower on a machine that does other work too.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # OpenMP threads that spin long while they wait are several times slower on a machine that does other work too.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         return _dispatch(arguments)
     except UserError as error:
