@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
     config.check()
     folder = _fresh_folder(options.out)
 
-    from vje.cli.session import train
+    from vje.cli.launch import train
 
     print("Training on scikit-learn's handwritten digits, without their labels.\n")
     status = train(config, folder, resuming=False, environment={"command": ["vje", "demo"]}, settings=to_dict(config))

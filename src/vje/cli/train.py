@@ -155,7 +155,7 @@ def _check_changes(stored: Config, config: Config, extend: bool) -> None:
 
 
 def _train(config: Config, folder: RunFolder, resuming: bool) -> int:
-    from vje.cli.session import train
+    from vje.cli.launch import train
 
     environment: dict[str, Any] = {"command": ["vje", *sys.argv[1:]]}
     return train(config, folder, resuming, environment, to_dict(config))

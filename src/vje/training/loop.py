@@ -129,7 +129,7 @@ class Loop:
 
     @property
     def steps_done(self) -> int:
-        """Steps taken so far, by this session and those before it."""
+        """Steps taken so far, by this process and those before it."""
         return self._steps_done
 
     def resume(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A training session: what `vje train` does once its arguments are known to be right."""
+"""What `vje train` does once its arguments are known to be right: build, train, save."""
 
 import os
 import time
