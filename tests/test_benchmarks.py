@@ -53,3 +53,15 @@ def test_without_a_gpu_it_says_so(speed: ModuleType, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         speed.main([])
     assert "no CUDA GPU" in capsys.readouterr().err
+
+
+def test_scoring_smoke_run_tells_decoding_from_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    scoring = importlib.import_module("scoring")
+    scoring.main(["--smoke", "--device", "cpu", "--repeats", "1", "--out", str(tmp_path / "scoring.json")])
+
+    report = json.loads((tmp_path / "scoring.json").read_text())
+    (result,) = report["results"]
+    assert result["files"] == 24
+    assert min(result["decode"], result["model"], result["stream"]) > 0

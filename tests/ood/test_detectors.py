@@ -123,6 +123,15 @@ def test_the_ridge_is_relative_to_the_mean_variance():
     close(Mahalanobis(ridge=0.1).fit(1e-4 * x).score(1e-4 * queries), expected, rtol=1e-4)
 
 
+def test_unit_measures_directions_alone():
+    bank, queries = features(200), features(30, seed=1)
+    x, q = (f / np.linalg.norm(f, axis=1, keepdims=True) for f in (bank.double().numpy(), queries.double().numpy()))
+    expected = EmpiricalCovariance().fit(x).mahalanobis(q)
+    detector = Mahalanobis(ridge=0.0, unit=True).fit(bank)
+    close(detector.score(queries), expected, rtol=1e-4)
+    close(detector.score(100 * queries), expected, rtol=1e-4)
+
+
 def test_fewer_images_than_features_and_dead_features_are_no_obstacle():
     x = features(4)
     x[:, 2] = 7.0

@@ -89,6 +89,7 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
 
     from vje.build import open_splits, resolve_device, set_determinism
     from vje.cli.console import counting
+    from vje.environment import environment
     from vje.evaluation.features import Features, cached_features, weights_fingerprint
     from vje.models import load
     from vje.ood.protocol import build_scorer, compare, embeddings
@@ -120,6 +121,7 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
         "seed": config.run.seed,
         "epochs": config.optimizer.epochs,
         "weights": weights_fingerprint(model)[:16],
+        "environment": environment(next(model.parameters()).device),
     }
     folder.write("ood", result)
     _draw(folder, id_scores, ood_scores)

@@ -68,6 +68,12 @@ class Mahalanobis(Detector):
     with one mean and the covariance around it; or, class-conditional, each class's mean and the covariance around the
     mean of the own class. Sigma divides by N and has ``ridge`` times its mean variance added to its diagonal.
 
+    Args:
+        class_conditional: a mean for each class.
+        ridge: see above.
+        unit: on the features' directions x / \|x\|. An encoder that gives the unfamiliar short features puts them near
+            the mean, where distances in raw features call them typical (Sehwag et al., "SSD", ICLR 2021).
+
     >>> x = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])  # variances 2 and 1/2
     >>> Mahalanobis().fit(x).score(torch.tensor([[4.0, 0.0], [0.0, 4.0]])).round()
     tensor([ 8., 32.])
@@ -75,11 +81,12 @@ class Mahalanobis(Detector):
 
     tensors = ("centre", "whitening", "means")
 
-    def __init__(self, class_conditional: bool = False, ridge: float = 1e-6) -> None:
-        super().__init__(class_conditional=class_conditional, ridge=ridge)
-        self.class_conditional, self.ridge = class_conditional, ridge
+    def __init__(self, class_conditional: bool = False, ridge: float = 1e-6, unit: bool = False) -> None:
+        super().__init__(class_conditional=class_conditional, ridge=ridge, unit=unit)
+        self.class_conditional, self.ridge, self.unit = class_conditional, ridge, unit
 
     def _fit(self, features: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+        features = normalize(at_least_float32(features), dim=1) if self.unit else features
         group = torch.zeros(len(features), dtype=torch.int64, device=features.device)
         if self.class_conditional:
             if labels is None:
@@ -100,6 +107,7 @@ class Mahalanobis(Detector):
         return {"centre": centre, "whitening": whitening, "means": (means - centre) @ whitening.T}
 
     def _score(self, x: Tensor) -> Tensor:
+        x = normalize(x, dim=1) if self.unit else x
         white = (x - self.fitted["centre"]) @ self.fitted["whitening"].T  # where Sigma is the identity
         return torch.cdist(white, self.fitted["means"]).square().amin(1)
 

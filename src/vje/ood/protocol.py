@@ -23,6 +23,8 @@ from vje.ood.scores import posterior_scores
 Scores = dict[str, NDArray[np.float64]]
 K_CHOICES = (1, 5, 10, 20, 50, 100, 200)
 PERCENTILE_CHOICES = (80.0, 85.0, 90.0, 95.0, 99.0)
+UNIT_CHOICES = (0, 1)
+"""Raw features, or their directions."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,19 @@ def build_scorer(
 
     detectors: dict[str, Detector] = {
         "knn": tuned("knn", K_CHOICES, 50, lambda k: KNN(int(k)).fit(features)),
-        "mahalanobis": Mahalanobis().fit(features),
+        "mahalanobis": tuned("mahalanobis", UNIT_CHOICES, 1, lambda u: Mahalanobis(unit=bool(u)).fit(features)),
         "feature_norm": FeatureNorm().fit(features),
     }
     if bank.labels is not None:
         labels = bank.labels.to(device)
         classifier = fit_linear(features, labels)
         detectors |= {
-            "mahalanobis_class": Mahalanobis(class_conditional=True).fit(features, labels),
+            "mahalanobis_class": tuned(
+                "mahalanobis_class",
+                UNIT_CHOICES,
+                1,
+                lambda u: Mahalanobis(class_conditional=True, unit=bool(u)).fit(features, labels),
+            ),
             "msp": MSP(classifier=classifier).fit(features, labels),
             "energy": Energy(classifier=classifier).fit(features, labels),
             "react": tuned(
