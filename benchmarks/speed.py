@@ -41,9 +41,10 @@ from rich.console import Console
 from rich.table import Table
 
 from vje.build import Data, build_data, build_loop, resolve_device, set_determinism
-from vje.config import Config, load_recipe
+from vje.config import Config
 from vje.environment import environment
 from vje.networks.encoders import build_encoder
+from vje.recipes import load_recipe
 from vje.runs import write_json
 from vje.training.distributed import World
 

@@ -18,12 +18,11 @@ from vje.config import (
     VJEConfig,
     changed_fields,
     from_dict,
-    load_recipe,
-    recipe_about,
-    recipe_names,
+    read_config,
     to_dict,
 )
 from vje.errors import UserError
+from vje.recipes import load_recipe, recipe_about, recipe_names
 from vje.runs import finite
 
 EXPECTED = (
@@ -32,7 +31,7 @@ EXPECTED = (
 
 
 def through_json(config):
-    return from_dict(Config, json.loads(json.dumps(finite(to_dict(config)))), "config.json")
+    return read_config(json.loads(json.dumps(finite(to_dict(config)))), "config.json")
 
 
 # Recipes
@@ -61,14 +60,14 @@ def test_ema_recipes_differ_from_theirs_in_the_target_alone(name):
 def test_the_paper_s_setting():
     config = load_recipe("cifar10-ema")
     assert (config.encoder.encoder, config.encoder.small_images, config.data.size) == ("resnet18", True, 32)
-    assert (config.optimizer.batch, config.optimizer.epochs, config.vje.target_momentum) == (256, 200, 0.996)
-    assert (config.vje.nu, config.vje.beta, config.vje.samples) == (1.0, 1.0, 1)
+    assert (config.optimizer.batch, config.optimizer.epochs, config.settings.target_momentum) == (256, 200, 0.996)
+    assert (config.settings.nu, config.settings.beta, config.settings.samples) == (1.0, 1.0, 1)
 
 
 def test_what_json_cannot_say_survives_it():
     config = replace(
         Config(),
-        vje=VJEConfig(nu=math.inf, terms=("kl",)),
+        settings=VJEConfig(nu=math.inf, terms=("kl",)),
         data=DataConfig(labels=Path("a.csv"), resize=None, channels=1),
         augment=AugmentConfig(blur_kernel=5),
         encoder=EncoderConfig(init="runs/first"),
@@ -83,9 +82,9 @@ def test_a_recipe_of_one_s_own_may_extend_another(tmp_path):
     config = load_recipe(str(file))
     base = load_recipe("cifar10-ema")
     expected = replace(base.optimizer, lr=1.0)
-    assert (config.recipe, config.optimizer, config.vje.nu) == ("mine", expected, math.inf)
+    assert (config.recipe, config.optimizer, config.settings.nu) == ("mine", expected, math.inf)
     assert type(config.optimizer.lr) is float
-    assert (config.data, config.augment, config.vje.target) == (base.data, base.augment, "ema")
+    assert (config.data, config.augment, config.settings.target) == (base.data, base.augment, "ema")
     assert recipe_about(str(file)) == "mine"
 
 
@@ -140,8 +139,8 @@ def test_unknown_recipes_get_the_nearest_name():
         (AugmentConfig, {"crop_area": [0.1]}, "crop_area must be a list of 2 values"),
         (AugmentConfig, {"crop_area": 0.5}, "crop_area must be a list of 2 values, got 0.5"),
         (VJEConfig, {"terms": 5}, "terms must be a list of values, got 5"),
-        (Config, {"vje": 3}, "vje must be a table of settings, got 3"),
-        (Config, {"vje": {"nü": 1}}, "vje: unknown setting 'nü'"),
+        (Config, {"run": 3}, "run must be a table of settings, got 3"),
+        (Config, {"run": {"nü": 1}}, "run: unknown setting 'nü'"),
     ],
 )
 def test_wrong_types_are_told_with_the_field(cls, values, words):
@@ -172,11 +171,11 @@ def test_whole_numbers_pass_for_floats_and_lists_for_tuples():
         ("optimizer", "weight_decay", -1e-4, "--weight-decay"),
         ("optimizer", "clip_norm", -1.0, "--clip-norm"),
         ("augment", "blur", (1.0, 1.1), "--blur and --solarize must be probabilities"),
-        ("vje", "nu", 0.0, "--nu must be positive"),
-        ("vje", "samples", -1, "--samples"),
-        ("vje", "terms", (), "--terms"),
-        ("vje", "target_momentum", 1.5, "--target-momentum must be between 0 and 1"),
-        ("vje", "ratio", 0.0, "--ratio"),
+        ("settings", "nu", 0.0, "--nu must be positive"),
+        ("settings", "samples", -1, "--samples"),
+        ("settings", "terms", (), "--terms"),
+        ("settings", "target_momentum", 1.5, "--target-momentum must be between 0 and 1"),
+        ("settings", "ratio", 0.0, "--ratio"),
         ("data", "size", 2, "--size"),
         ("data", "held_out", 1.0, "--held-out"),
         ("data", "workers", -1, "--workers"),
@@ -217,7 +216,7 @@ def test_changes_are_found_and_judged():
         "knn_every": (10, 3, True),
     }
     assert changed_fields(new, new) == {}
-    infinite = replace(old, vje=VJEConfig(nu=math.inf))
+    infinite = replace(old, settings=VJEConfig(nu=math.inf))
     assert changed_fields(infinite, through_json(infinite)) == {}
 
 
@@ -239,3 +238,44 @@ def test_options_have_one_meaning_each():
     groups = (DataConfig, AugmentConfig, EncoderConfig, VJEConfig, OptimizerConfig, RunConfig)
     names = [f.name for group in groups for f in dataclasses.fields(group)]
     assert len(names) == len(set(names))
+
+
+# Methods
+
+
+def test_mistakes_in_a_method_s_table_are_told():
+    with pytest.raises(UserError, match="vje must be a table of settings, got 3"):
+        read_config({"vje": 3}, "example")
+    with pytest.raises(UserError, match="vje: unknown setting 'nü'"):
+        read_config({"vje": {"nü": 1}}, "example")
+    with pytest.raises(UserError, match="there is no method 'vj'"):
+        read_config({"method": "vj"}, "example")
+
+
+def test_a_method_s_recipe_is_the_data_set_s_with_the_method_s_own_settings_on_top():
+    base, config = load_recipe("cifar100"), load_recipe("cifar100-simsiam")
+    assert (config.recipe, config.method, config.data) == ("cifar100-simsiam", "simsiam", base.data)
+    assert config.encoder == base.encoder
+    assert (config.settings.layers, config.settings.hidden) == (2, 2048)
+    assert config.optimizer.lr != base.optimizer.lr
+    assert load_recipe("cifar100-ema", method="simsiam").settings == config.settings
+    assert load_recipe("imagenet1k-simsiam").settings.layers == 3
+
+
+def test_changing_the_method_starts_from_the_data_set_s_recipe():
+    assert load_recipe("cifar10-simsiam", method="vje") == load_recipe("cifar10")
+    assert "SimSiam" in recipe_about("cifar10-simsiam")
+
+
+def test_a_recipe_of_one_s_own_may_choose_a_method(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = "cifar10"\nmethod = "simsiam"\n[simsiam]\nhidden = 64\n[optimizer]\nepochs = 3\n')
+    config = load_recipe(str(file))
+    assert (config.method, config.settings.hidden, config.settings.layers) == ("simsiam", 64, 2)
+    assert (config.optimizer.epochs, config.optimizer.lr) == (3, load_recipe("cifar10-simsiam").optimizer.lr)
+
+
+def test_settings_of_a_method_are_its_constructor_s():
+    found = {f.name: f.default for f in dataclasses.fields(load_recipe("digits-simsiam").settings)}
+    assert found.keys() == {"hidden", "layers", "bottleneck", "fixed_predictor_rate", "batch_norm"}
+    assert through_json(load_recipe("digits-simsiam")) == load_recipe("digits-simsiam")

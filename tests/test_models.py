@@ -12,12 +12,12 @@ from torch import nn
 
 import vje
 from vje.build import build_method
-from vje.config import load_recipe
 from vje.errors import UserError
 from vje.methods.vje import VJE
 from vje.models import load, start_from
 from vje.networks.encoders import Encoder, build_encoder
 from vje.preprocessing import Preprocessing
+from vje.recipes import load_recipe
 
 PREPROCESSING = Preprocessing(10, 8, 3, (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 
@@ -103,6 +103,7 @@ def test_the_description_says_all_that_is_needed(tmp_path):
             "terms": ["directional", "radial", "kl"],
             "center_variance": False,
             "target": "ema",
+            "target_momentum": 0.996,
             "batch_norm": "joint",
             "target_batch_norm": "batch",
             "ratio": 0.25,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from vje.data.sources import ArraySource, ImageSource
 from vje.data.splits import Splits, apply_split, prepare_splits
 from vje.errors import UserError
 from vje.evaluation.rank import effective_rank_of_gram
-from vje.methods.vje import VJE, Term
+from vje.methods import find_method
+from vje.methods.method import Method
 from vje.models import load, start_from
 from vje.networks.encoders import build_encoder
 from vje.preprocessing import Preprocessing
@@ -29,7 +30,7 @@ from vje.training.alarms import CollapseWatch
 from vje.training.batches import ResidentBatches, StreamBatches
 from vje.training.distributed import World
 from vje.training.loop import Callback, EpochBatches, Loop
-from vje.training.optimizer import sgd
+from vje.training.optimizer import build_optimizer
 from vje.training.schedules import cosine_to_one, warmup_cosine
 from vje.training.step import StepOptions, TrainStep, Views
 
@@ -182,11 +183,21 @@ def build_augmentations(settings: AugmentConfig, size: int) -> list[Augmentation
     ]
 
 
-def build_method(config: Config, preprocessing: Preprocessing) -> VJE:
-    """The model a config describes, with its initial weights."""
+def build_method(config: Config, preprocessing: Preprocessing, classes: int | None = None) -> Method:
+    """The model a config describes, with its initial weights.
+
+    Args:
+        config: of the run.
+        preprocessing: of its data.
+        classes: of its data, for methods that learn from labels.
+    """
     settings, init = config.encoder, config.encoder.init
     from_model = init is not None and (Path(init).exists() or "/" in init or init.endswith(".safetensors"))
-    options = {name: value for name, value in vars(config.vje).items() if name != "target_momentum"}
+    method, options = find_method(config.method), dict(vars(config.settings))
+    if method.needs_labels:
+        if classes is None:
+            raise UserError(f"--method {config.method} learns from labels, and {config.data.data} has none: --labels.")
+        options["classes"] = classes
     try:
         encoder = build_encoder(
             settings.encoder if init is None or from_model else init,
@@ -196,7 +207,7 @@ def build_method(config: Config, preprocessing: Preprocessing) -> VJE:
             image_size=config.data.size,
             pretrained=init is not None and not from_model,
         )
-        model = VJE(encoder, **options, preprocessing=preprocessing)
+        model: Method = method(encoder, **options, preprocessing=preprocessing)
     except ValueError as error:  # a name or a combination that only the networks can judge
         raise UserError(str(error)) from None
     if init is not None and from_model:
@@ -226,7 +237,9 @@ def build_loop(
 ) -> Loop:
     """Everything a config describes, ready to train."""
     torch.manual_seed(config.run.seed)
-    method = build_method(config, data.preprocessing).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    labels = data.splits.train.labels
+    classes = None if labels is None else int(labels.max()) + 1
+    method = build_method(config, data.preprocessing, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.run.sync_batch_norm and world.size > 1:
         method = nn.SyncBatchNorm.convert_sync_batchnorm(method)
     settings = config.optimizer
@@ -237,11 +250,18 @@ def build_loop(
     rates = warmup_cosine(settings.lr, steps, warmup).to(device)
     step = TrainStep(
         method=method,
-        optimizer=sgd(method, torch.tensor(settings.lr, device=device), settings.sgd_momentum, settings.weight_decay),
+        optimizer=build_optimizer(
+            method,
+            settings.optimizer,
+            torch.tensor(settings.lr, device=device),
+            settings.sgd_momentum,
+            settings.weight_decay,
+            method.constant_rate(),
+        ),
         batches=batches,
-        views=Views(build_augmentations(config.augment, config.data.size), data.preprocessing),
+        views=Views(build_augmentations(config.augment, config.data.size)[: method.views], data.preprocessing),
         learning_rates=rates,
-        momenta=cosine_to_one(config.vje.target_momentum, steps).to(device),
+        momenta=cosine_to_one(method.target_momentum, steps).to(device),
         seed=config.run.seed,
         options=step_options(config, device, world, share, steps),
         wrapped=_distributed(method) if world.size > 1 else None,
@@ -262,10 +282,9 @@ def build_loop(
     )
 
 
-def _distributed(method: VJE) -> DistributedDataParallel:
-    """Gradients averaged over processes; an ablation may leave a head without any."""
-    whole = set(method.terms) == set(get_args(Term)) and method.samples > 0
-    return DistributedDataParallel(method, find_unused_parameters=not whole)
+def _distributed(method: Method) -> DistributedDataParallel:
+    """Gradients averaged over processes."""
+    return DistributedDataParallel(method, find_unused_parameters=method.leaves_unused())
 
 
 def step_options(config: Config, device: torch.device, world: World, share: int, steps: int) -> StepOptions:
@@ -302,7 +321,9 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
         )
     first = world.rank * share
     if data.resident is not None:
-        return ResidentBatches(data.resident.images.to(device), batch, share, first, config.run.seed)
+        classes = _resident_labels(data)
+        labels = None if classes is None else classes.to(device)
+        return ResidentBatches(data.resident.images.to(device), batch, share, first, config.run.seed, labels)
     return StreamBatches(
         source=data.splits.train,
         size=config.data.size,
@@ -317,6 +338,17 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
         workers=min(config.data.workers, os.cpu_count() or 1),
         device=device,
     )
+
+
+def _resident_labels(data: Data) -> Tensor | None:
+    """Classes of the resident images, which are the readable ones."""
+    assert data.resident is not None
+    labels = data.splits.train.labels
+    if labels is None:
+        return None
+    skipped = {name for name, _ in data.resident.skipped}
+    kept = [i for i, name in enumerate(data.splits.train.names) if name not in skipped] if skipped else slice(None)
+    return torch.as_tensor(labels[kept], dtype=torch.int64)
 
 
 def _patience(config: Config) -> int:

@@ -5,15 +5,16 @@ A recipe (TOML), the command line and a run's ``config.json`` all speak of these
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vje.errors import UserError
+from vje.methods import check_method, find_method, method_names
 from vje.runs import RunFolder
 
 T = TypeVar("T")
@@ -132,10 +133,12 @@ class OptimizerConfig:
     """Images a step, over all processes."""
     lr: float = 0.05
     """Learning rate after warm-up; it falls to zero on a cosine."""
+    optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
+    """SGD with momentum, LARS (for batches of thousands) or AdamW."""
     sgd_momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD and LARS."""
     weight_decay: float = 5e-4
-    """L2 penalty on weights, not on normalisation layers and biases."""
+    """Decay of weights, not of normalisation layers and biases."""
     warmup_epochs: float = 10.0
     """Length of the linear warm-up."""
     accumulate: int = 1
@@ -177,11 +180,11 @@ class Config:
     """A whole run."""
 
     recipe: str = "cifar10"
-    method: Literal["vje"] = "vje"
+    method: str = "vje"
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     encoder: EncoderConfig = EncoderConfig()
-    vje: VJEConfig = VJEConfig()
+    settings: Any = VJEConfig()  # of the method; see settings_type
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
 
@@ -199,11 +202,7 @@ class Config:
         chances = [a.flip, a.jitter, a.grayscale, *a.blur, *a.solarize]
         names = "--flip, --jitter, --grayscale, --blur and --solarize"
         _require(all(0 <= p <= 1 for p in chances), names, chances, "probabilities, between 0 and 1")
-        _require(self.vje.nu > 0, "--nu", self.vje.nu, "positive (inf is the Gaussian limit)")
-        _require(self.vje.samples >= 0, "--samples", self.vje.samples, "0 or more")
-        _require(len(self.vje.terms) > 0, "--terms", self.vje.terms, "at least one of directional, radial, kl")
-        _require(0 <= self.vje.target_momentum <= 1, "--target-momentum", self.vje.target_momentum, "between 0 and 1")
-        _require(self.vje.ratio > 0, "--ratio", self.vje.ratio, "positive")
+        _check_method(self.settings)
         _require(self.data.size >= 4, "--size", self.data.size, "at least 4")
         _require(0 < self.data.held_out < 1, "--held-out", self.data.held_out, "between 0 and 1")
         _require(0 <= self.run.seed < 2**32, "--seed", self.run.seed, "between 0 and 2**32 - 1")
@@ -222,88 +221,69 @@ class Config:
         _require(micro % accumulate == 0, "--accumulate", accumulate, f"a divisor of --batch {micro}")
 
 
+def _check_method(settings: Any) -> None:
+    """What a method's own constructor would find out too late, after the data is loaded."""
+    momentum = getattr(settings, "target_momentum", 1.0)
+    _require(0 <= momentum <= 1, "--target-momentum", momentum, "between 0 and 1")
+    if isinstance(settings, VJEConfig):
+        _require(settings.nu > 0, "--nu", settings.nu, "positive (inf is the Gaussian limit)")
+        _require(settings.samples >= 0, "--samples", settings.samples, "0 or more")
+        _require(len(settings.terms) > 0, "--terms", settings.terms, "at least one of directional, radial, kl")
+        _require(settings.ratio > 0, "--ratio", settings.ratio, "positive")
+
+
+@functools.cache
+def settings_type(method: str) -> type[Any]:
+    """The dataclass of a method's settings: those that its constructor takes, with its defaults and its words.
+
+    VJE's are spelled out above, so that its help and its mistakes need no torch.
+
+    >>> settings_type("simsiam")().bottleneck
+    512
+    """
+    check_method(method)
+    if method == "vje":
+        return VJEConfig
+    cls = find_method(method)
+    hints = typing.get_type_hints(cls.__init__)
+    fields = [(name, hints[name], field(default=p.default)) for name, p in cls.settings().items()]
+    return dataclasses.make_dataclass(f"{cls.__name__}Config", fields, frozen=True, namespace={"__doc__": cls.__doc__})
+
+
 def _require(holds: bool, option: str, value: object, what: str) -> None:
     if not holds:
         raise UserError(f"{option} must be {what}, got {value}.")
 
 
-# Recipes
+# Dictionaries and back
 
 
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    return sorted(f.name.removesuffix(".toml") for f in _recipes().iterdir() if f.name.endswith(".toml"))
+def to_dict(config: Config) -> dict[str, Any]:
+    """A config as nested dictionaries; the method's settings go by the method's name."""
+    values = dataclasses.asdict(config)
+    return {config.method if name == "settings" else name: value for name, value in values.items()}
 
 
-def load_recipe(name: str) -> Config:
-    """A recipe by name, or from a ``.toml`` file of one's own.
+def read_config(values: dict[str, Any], origin: str) -> Config:
+    """A config from nested dictionaries. Tables of other methods than the chosen one are passed over.
 
-    >>> load_recipe("cifar10-ema").vje.target
-    'ema'
+    >>> read_config({"method": "vje", "vje": {"nu": 2}, "simsiam": {"hidden": 64}}, "example").settings.nu
+    2.0
     """
-    settings = _recipe_settings(name, seen=())
-    settings.pop("about", None)
-    return from_dict(Config, settings | {"recipe": Path(name).stem}, f"recipe {name}")
-
-
-def recipe_about(name: str) -> str:
-    """What a recipe is for, in a line."""
-    return str(_recipe_settings(name, seen=()).get("about", ""))
-
-
-def _recipe_settings(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    import tomllib
-
-    if name.endswith(".toml"):
-        if not Path(name).is_file():
-            raise UserError(f"there is no recipe file {name}.")
-        text = Path(name).read_text(encoding="utf-8")
-    elif name in recipe_names():
-        text = _recipes().joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    else:
-        known = recipe_names()
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise UserError(
-            f"there is no recipe {name!r}.{hint} Recipes: {', '.join(known)}; or a path ending in .toml. "
-            "To train on images of your own: vje train folder --data PATH."
-        )
-    try:
-        settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"recipe {name} is not valid TOML: {error}.") from None
-    base = settings.pop("extends", None)
-    if base is None:
-        return settings
-    if base in seen:
-        raise UserError(f"recipe {name} extends itself, by way of {' -> '.join(seen)}.")
-    return _merge(_recipe_settings(base, (*seen, name)), settings)
-
-
-def _recipes() -> Any:
-    return resources.files("vje") / "recipes"
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        merged[key] = _merge(merged.get(key, {}), value) if isinstance(value, dict) else value
-    return merged
+    method = str(values.get("method", "vje"))
+    given = values.get(method, {})
+    if not isinstance(given, dict):
+        raise UserError(f"{origin}: {method} must be a table of settings, got {given!r}.")
+    settings = from_dict(settings_type(method), given, f"{origin}: {method}")
+    others = {name: value for name, value in values.items() if name not in (*method_names(), "settings")}
+    return dataclasses.replace(from_dict(Config, others, origin), settings=settings)
 
 
 def stored_config(folder: RunFolder) -> Config:
     """The config of a run."""
     values = folder.read("config")
     values.pop("schema", None)
-    return from_dict(Config, values, str(folder.config_file))
-
-
-# Dictionaries and back
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """A config as nested dictionaries."""
-    return dataclasses.asdict(config)
+    return read_config(values, str(folder.config_file))
 
 
 def from_dict(cls: type[T], values: dict[str, Any], origin: str) -> T:

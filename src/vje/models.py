@@ -1,29 +1,31 @@
 """Saved models: weights in safetensors, and a description that says how to build the model and feed it."""
 
+import math
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from vje.errors import UserError
 from vje.preprocessing import Preprocessing
 from vje.runs import RunFolder, read_json, write_atomically, write_json
 
 if TYPE_CHECKING:
+    from vje.methods.method import Method
     from vje.methods.vje import VJE
 
 FORMAT = "vje-model"
 
 
-def load(path: str | Path, device: str = "cpu") -> "VJE":
-    """A model ready for inference.
+def load(path: str | Path, device: str = "cpu") -> "Method":
+    """A model ready for inference: a :class:`vje.VJE`, or whatever method it was trained with.
 
     Args:
         path: a run folder (of an unfinished run, its newest checkpoint is taken, with a warning), or the
-            ``.safetensors`` file that :meth:`VJE.save` wrote.
+            ``.safetensors`` file that :meth:`Method.save` wrote.
         device: where to put it.
     """
     from vje.training import checkpoint
@@ -44,7 +46,7 @@ def load(path: str | Path, device: str = "cpu") -> "VJE":
     return _assemble(read_json(file.with_suffix(".json")), _read_weights(file), file, device)
 
 
-def describe(model: "VJE") -> dict[str, Any]:
+def describe(model: "Method") -> dict[str, Any]:
     """The content of ``model.json``."""
     architecture, preprocessing = model.encoder.architecture, model.preprocessing
     if architecture is None:
@@ -54,7 +56,7 @@ def describe(model: "VJE") -> dict[str, Any]:
         )
     return {
         "format": FORMAT,
-        "method": "vje",
+        "method": model.name(),
         "dim": model.encoder.dim,
         "architecture": architecture.as_dict(),
         "hyperparameters": model.hyperparameters(),
@@ -62,8 +64,8 @@ def describe(model: "VJE") -> dict[str, Any]:
     }
 
 
-def save_model(model: "VJE", path: str | Path) -> Path:
-    """Write a model's weights and description; see :meth:`VJE.save`."""
+def save_model(model: "Method", path: str | Path) -> Path:
+    """Write a model's weights and description; see :meth:`Method.save`."""
     file = Path(path) if str(path).endswith(".safetensors") else Path(path) / "model.safetensors"
     description = describe(model)
     weights = {name: x.detach().cpu().contiguous().clone() for name, x in model.state_dict().items()}
@@ -72,7 +74,7 @@ def save_model(model: "VJE", path: str | Path) -> Path:
     return file
 
 
-def start_from(model: "VJE", other: "VJE") -> list[str]:
+def start_from(model: "Method", other: "Method") -> list[str]:
     """Copy another model's weights where names and shapes agree; returns the names that were left as they were."""
     theirs, ours = other.state_dict(), model.state_dict()
     fitting = {name: x for name, x in theirs.items() if name in ours and ours[name].shape == x.shape}
@@ -84,8 +86,8 @@ def start_from(model: "VJE", other: "VJE") -> list[str]:
             f"as {missing[0]}); use the same --encoder, --channels and --small-images."
         )
     model.load_state_dict(fitting, strict=False)
-    if model.target is not None and other.target is None:
-        model.target.load_state_dict(model.encoder.state_dict())
+    if model.target_encoder is not None and other.target_encoder is None:
+        model.target_encoder.load_state_dict(model.encoder.state_dict())
     return sorted(ours.keys() - fitting.keys())
 
 
@@ -99,23 +101,34 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file} cannot be read as a model: it is cut short or foreign ({error}).") from None
 
 
-def _assemble(description: dict[str, Any], weights: dict[str, Tensor], file: Path, device: str) -> "VJE":
+def load_vje(path: str | Path, device: str = "cpu") -> "VJE":
+    """:func:`load` for what only VJE can do."""
     from vje.methods.vje import VJE
+
+    model = load(path, device)
+    if not isinstance(model, VJE):
+        raise UserError(
+            f"{path} was trained with {model.name()}, which has no posterior: this needs a VJE model. `vje evaluate`, "
+            "`vje probe` and `vje ood` work for every method."
+        )
+    return model
+
+
+def _assemble(description: dict[str, Any], weights: dict[str, Tensor], file: Path, device: str) -> "Method":
+    from vje.methods import find_method
     from vje.networks.encoders import build_encoder
 
     if description.get("format") != FORMAT:
         raise UserError(f"{file.with_suffix('.json')} does not describe a model of this program.")
     preprocessing = description["preprocessing"]
-    hyperparameters = description["hyperparameters"]
-    model = VJE(
+    settings = {name: math.inf if x == "inf" else x for name, x in description["hyperparameters"].items()}
+    model = find_method(description["method"])(
         build_encoder(**description["architecture"]),
-        **hyperparameters | {"nu": float(hyperparameters["nu"])},
+        **settings,
         preprocessing=None if preprocessing is None else Preprocessing(**preprocessing),
     )
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(f"{file} does not fit its description: {str(error).splitlines()[-1].strip()}") from None
-    module: nn.Module = model.to(device).eval().requires_grad_(False)
-    assert isinstance(module, VJE)
-    return module
+    return model.to(device).eval().requires_grad_(False)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vje.config import load_recipe, to_dict
+from vje.config import to_dict
 from vje.data.arrays import load_npz
 from vje.methods.vje import VJE
 from vje.ood.detector import ImageDetector
 from vje.preprocessing import Preprocessing
+from vje.recipes import load_recipe
 from vje.runs import RunFolder
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import vje
-from vje.config import AugmentConfig, DataConfig, EncoderConfig, OptimizerConfig, RunConfig, VJEConfig, recipe_names
+from vje.config import AugmentConfig, DataConfig, EncoderConfig, OptimizerConfig, RunConfig, VJEConfig
+from vje.recipes import recipe_names
 
 # name: arguments, exit status, words in the answer. "{}" is a folder with an empty one, a run, and another file.
 QUESTIONS = {
@@ -36,7 +37,7 @@ QUESTIONS = {
     "recipe file": (["train", "mine.toml"], 2, ["there is no recipe file mine.toml"]),
     "option": (["train", "cifar10", "--epohcs", "3"], 2, ["--epohcs", "Perhaps you meant", "--epochs"]),
     "option of evaluate": (["evaluate", "run", "--wrokers", "3"], 2, ["--wrokers", "--workers"]),
-    "method": (["train", "cifar10", "--method", "vjee"], 2, ["there is no method 'vjee'", "methods: vje"]),
+    "method": (["train", "cifar10", "--method", "vjee"], 2, ["there is no method 'vjee'", "methods: ", " vje"]),
     "value": (["train", "cifar10", "--epochs", "many"], 2, ["--epochs", "'many'"]),
     "choice": (["train", "cifar10", "--device", "gpu"], 2, ["gpu", "cuda"]),
     "range": (["train", "cifar10", "--epochs", "0"], 2, ["--epochs must be at least 1, got 0"]),

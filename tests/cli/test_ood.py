@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from vje.cli.main import main
-from vje.config import load_recipe, to_dict
+from vje.config import to_dict
 from vje.methods.vje import VJE
 from vje.preprocessing import Preprocessing
+from vje.recipes import load_recipe
 from vje.runs import RunFolder
 
 SETS = {"cifar100": (24, 2), "tin": (9, 0), "svhn": (7, 0), "textures": (5, 0)}

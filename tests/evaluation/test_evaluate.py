@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from vje.evaluation.evaluate import evaluate, knn_of_features, posterior_means, posterior_scores
+from vje.evaluation.evaluate import evaluate, in_chunks, knn_of_features
 from vje.evaluation.features import Features, compute_features
 
 STATISTICS = {"variance", "kl", "nll", "nll_directional", "nll_radial", "anisotropy", "cosine_mean_z"}
@@ -88,12 +88,13 @@ def test_spaces_are_not_mixed_up(make_model):
 def test_chunks_do_not_matter(make_model, make_source):
     model = make_model()
     z = compute_features(model, make_source(12)).z
-    whole, pieces = posterior_scores(model, z), posterior_scores(model, z, rows=5)
+    whole, pieces = in_chunks(model, model.statistics, z), in_chunks(model, model.statistics, z, rows=5)
     assert set(whole) == STATISTICS
     for name, values in whole.items():
         assert values.shape == (12,)
         assert torch.allclose(values, pieces[name], rtol=1e-4), name
-    assert torch.allclose(posterior_means(model, z), posterior_means(model, z, rows=5), atol=1e-5)
+    means = [in_chunks(model, model.spaces, z, rows)["mean"] for rows in (12, 5)]
+    assert torch.allclose(*means, atol=1e-5)
 
 
 def test_the_same_images_are_their_own_neighbours(make_model, make_source):

@@ -3,7 +3,7 @@ import torch
 from vje.likelihood import directional_nll, radial_nll
 from vje.methods.vje import VJE
 from vje.ood import scores as module
-from vje.ood.scores import posterior_scores
+from vje.ood.scores import model_scores
 
 
 def model_and_embeddings(**options: object) -> tuple[VJE, torch.Tensor]:
@@ -14,7 +14,7 @@ def model_and_embeddings(**options: object) -> tuple[VJE, torch.Tensor]:
 
 def test_signs_make_larger_mean_more_out_of_distribution() -> None:
     model, z = model_and_embeddings()
-    found, raw, q = posterior_scores(model, z), model.score_embeddings(z), model.inference(z)
+    found, raw, q = model_scores(model, z), model.score_embeddings(z), model.inference(z)
     torch.testing.assert_close(found["nll"], raw["nll"])
     torch.testing.assert_close(found["nll"], found["nll_directional"] + found["nll_radial"])
     torch.testing.assert_close(found["variance_trace"], q.variance.sum(-1))
@@ -24,7 +24,7 @@ def test_signs_make_larger_mean_more_out_of_distribution() -> None:
 
 def test_sampled_nll_is_the_mean_over_posterior_samples() -> None:
     model, z = model_and_embeddings()
-    found = posterior_scores(model, z, samples=2000, seed=1)["nll_mc"]
+    found = model_scores(model, z, samples=2000, seed=1)["nll_mc"]
     q = model.inference(z)
     s = q.sample(torch.randn(2000, *z.shape, generator=torch.Generator().manual_seed(7)))
     values = directional_nll(z, s, q.variance) + radial_nll(z, s)
@@ -34,9 +34,9 @@ def test_sampled_nll_is_the_mean_over_posterior_samples() -> None:
 
 def test_chunks_do_not_matter(monkeypatch: object) -> None:
     model, z = model_and_embeddings()
-    whole = posterior_scores(model, z)
+    whole = model_scores(model, z)
     monkeypatch.setattr(module, "ROWS", 5)  # type: ignore[attr-defined]
-    for name, values in posterior_scores(model, z).items():
+    for name, values in model_scores(model, z).items():
         torch.testing.assert_close(values, whole[name])
 
 
@@ -45,4 +45,4 @@ def test_standard_likelihood_is_scored_as_such() -> None:
     q = model.inference(z)
     distance = ((z - q.mean) ** 2 / q.variance).sum(-1)
     expected = (1 + 256) / 2 * torch.log1p(distance) + 0.5 * q.variance.log().sum(-1)
-    torch.testing.assert_close(posterior_scores(model, z)["nll"], expected)
+    torch.testing.assert_close(model_scores(model, z)["nll"], expected)

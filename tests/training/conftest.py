@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from vje.build import build_data, build_loop
-from vje.config import Config, load_recipe, to_dict
+from vje.config import Config, to_dict
 from vje.data.augment import Augmentation
 from vje.methods.vje import VJE
 from vje.networks.encoders import Encoder
 from vje.preprocessing import Preprocessing
+from vje.recipes import load_recipe
 from vje.runs import RunFolder
 from vje.training.batches import ResidentBatches
 from vje.training.distributed import World
 from vje.training.loop import Callback, Loop, Progress, Stopped
-from vje.training.optimizer import sgd
+from vje.training.optimizer import build_optimizer
 from vje.training.schedules import cosine_to_one, warmup_cosine
 from vje.training.step import StepOptions, TrainStep, Views
 
@@ -50,7 +51,7 @@ def make_step() -> Callable[..., TrainStep]:
         augment = Augmentation(size=8, area=(0.5, 1.0))
         return TrainStep(
             method=method,
-            optimizer=sgd(method, torch.tensor(lr), momentum, weight_decay),
+            optimizer=build_optimizer(method, "sgd", torch.tensor(lr), momentum, weight_decay),
             batches=ResidentBatches(images, BATCH, BATCH, 0, SEED),
             views=Views([augment, augment], Preprocessing(8, 8, 3, (0.5,) * 3, (0.25,) * 3)),
             learning_rates=warmup_cosine(lr, steps, warmup),
@@ -69,7 +70,7 @@ def small_config(make_npz: Callable[..., Path], tmp_path: Path) -> Config:
     return replace(
         recipe,
         data=replace(recipe.data, data=str(make_npz(tmp_path / "small.npz", train=32, test=12))),
-        vje=replace(recipe.vje, target="ema"),
+        settings=replace(recipe.settings, target="ema"),
         optimizer=replace(recipe.optimizer, epochs=2, batch=8, lr=0.01),
         run=replace(recipe.run, device="cpu"),
     )

@@ -8,7 +8,7 @@ from torch import nn
 
 from vje.methods.vje import VJE
 from vje.networks.encoders import build_encoder
-from vje.training.optimizer import sgd
+from vje.training.optimizer import build_optimizer
 
 RATES = [0.05, 0.1, 0.2, 0.15, 0.02]
 
@@ -31,7 +31,7 @@ def test_steps_are_those_of_plain_sgd(momentum, weight_decay):
     ours = network()
     theirs = copy.deepcopy(ours)
     lr = torch.tensor(1.0, dtype=torch.float64)
-    optimizer = sgd(ours, lr, momentum, weight_decay)
+    optimizer = build_optimizer(ours, "sgd", lr, momentum, weight_decay)
     decayed = [p for p in theirs.parameters() if p.ndim > 1]
     others = [p for p in theirs.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -52,7 +52,7 @@ def test_steps_are_those_of_plain_sgd(momentum, weight_decay):
 def test_norm_layers_and_biases_are_not_decayed(normalization):
     encoder = build_encoder("resnet8", small_images=True, normalization=normalization)
     model = VJE(encoder, target="ema")
-    optimizer = sgd(model, torch.tensor(0.1), 0.9, weight_decay=5e-4)
+    optimizer = build_optimizer(model, "sgd", torch.tensor(0.1), 0.9, weight_decay=5e-4)
     decay = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     expected = {}
     for module in [*model.encoder.modules(), *model.inference.modules()]:
@@ -65,6 +65,6 @@ def test_norm_layers_and_biases_are_not_decayed(normalization):
 
 def test_the_first_step_is_not_special():
     module = network()
-    optimizer = sgd(module, torch.tensor(0.1), 0.9, 0.0)
+    optimizer = build_optimizer(module, "sgd", torch.tensor(0.1), 0.9, 0.0)
     assert all(not optimizer.state[p]["momentum_buffer"].any() for p in module.parameters())
-    assert sgd(network(), torch.tensor(0.1), 0.0, 0.0).state == {}
+    assert build_optimizer(network(), "sgd", torch.tensor(0.1), 0.0, 0.0).state == {}

@@ -45,8 +45,8 @@ def assert_same_state(run, expected):
     [
         (range(1, 8), {}),
         ([3], {"optimizer": {"accumulate": 2, "clip_norm": 1.0}}),
-        ([4], {"vje": {"target": "stop-gradient"}, "encoder": {"normalization": "group"}}),
-        ([2, 5], {"vje": {"target": "ema", "target_batch_norm": "running", "batch_norm": "separate"}}),
+        ([4], {"settings": {"target": "stop-gradient"}, "encoder": {"normalization": "group"}}),
+        ([2, 5], {"settings": {"target": "ema", "target_batch_norm": "running", "batch_norm": "separate"}}),
     ],
     ids=["every-step", "accumulation", "end-of-epoch", "running-statistics"],
 )

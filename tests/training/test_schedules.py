@@ -41,9 +41,9 @@ def test_a_run_of_one_step_has_the_first_momentum():
 
 @pytest.mark.parametrize(("epochs", "warmup", "warmup_steps"), [(3, 10.0, 1), (4, 1.0, 4), (2, 0.0, 0)])
 def test_a_run_follows_its_config_with_a_warm_up_that_fits(small_config, epochs, warmup, warmup_steps):
-    settings = replace(small_config.optimizer, epochs=epochs, warmup_epochs=warmup, lr=0.2)
-    vje = replace(small_config.vje, target_momentum=0.8)
-    config = replace(small_config, optimizer=settings, vje=vje)
+    optimizer = replace(small_config.optimizer, epochs=epochs, warmup_epochs=warmup, lr=0.2)
+    settings = replace(small_config.settings, target_momentum=0.8)
+    config = replace(small_config, optimizer=optimizer, settings=settings)
     step = build_loop(config, build_data(config), torch.device("cpu"), World()).step
     assert torch.equal(step.learning_rates, warmup_cosine(0.2, 4 * epochs, warmup_steps))
     assert torch.equal(step.momenta, cosine_to_one(0.8, 4 * epochs))

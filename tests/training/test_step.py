@@ -42,7 +42,7 @@ def watch_forward(step):
     """Records (views, draws, output) of every forward pass from now on."""
     seen, forward = [], step.method.forward
 
-    def recorded(views, draws):
+    def recorded(views, draws, labels=None):
         output = forward(views, draws)
         seen.append(([view.clone() for view in views], draws, output))
         return output
@@ -55,7 +55,7 @@ def poison(step, at, what):
     """At step ``at`` and the one after the next, the loss's gradient or a reported part is not a number."""
     forward = step.method.forward
 
-    def poisoned(views, draws):
+    def poisoned(views, draws, labels=None):
         output = forward(views, draws)
         factor = torch.where((draws.step == at) | (draws.step == at + 2), math.nan, 1.0)
         if what == "gradient":  # the value of the loss stays finite

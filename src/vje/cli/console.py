@@ -81,8 +81,9 @@ class TrainingDisplay(Callback):
         if not self.console.is_terminal:
             parts = "  ".join(f"{PARTS[k]} {record[k]:.2f}" for k in PARTS if k in record)
             knn = "".join(f"  knn.{k} {v:.2f}" for k, v in record.get("knn", {}).items())
+            variance = f"variance {record['variance']:.3f}  " if "variance" in record else ""
             print(
-                f"epoch {record['epoch']}  {parts}  variance {record.get('variance', 0):.3f}  "
+                f"epoch {record['epoch']}  {parts}  {variance}"
                 f"rank {record['effective_rank']:.0f}  {record['images_per_second']:,.0f} img/s{knn}",
                 flush=True,
             )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from vje.config import load_recipe, to_dict
+from vje.config import to_dict
 from vje.errors import UserError
+from vje.recipes import load_recipe
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -69,12 +70,12 @@ def _show(folder: RunFolder) -> int:
 
     from vje.build import build_method, open_splits
     from vje.cli.evaluate import run_config
-    from vje.evaluation.evaluate import evaluate, knn_of_features, posterior_scores
+    from vje.evaluation.evaluate import evaluate, in_chunks, knn_of_features
     from vje.evaluation.features import cached_features, compute_features
-    from vje.models import load
+    from vje.models import load_vje
 
     config = run_config(folder, None, None)
-    model = load(folder.path)
+    model = load_vje(folder.path)
     splits = open_splits(config.data, config.run.seed, folder.read("data"))
     bank, test = (cached_features(model, source, folder.cache) for source in (splits.bank, splits.test))
     result = evaluate(model, bank, test)
@@ -87,7 +88,7 @@ def _show(folder: RunFolder) -> int:
     result["knn_untrained"], result["knn_pixels"] = before, _pixels(splits)
     result["data"] = {"name": "digits", "test_images": len(splits.test), "seed": config.run.seed}
     picture = folder.path / "typical.png"
-    scores = posterior_scores(model, test.z)
+    scores = in_chunks(model, model.statistics, test.z)
     _draw(picture, splits, test, scores["nll"])
     result["ood"] = _strangers(model, scores["nll"])
     folder.write("evaluation", result)

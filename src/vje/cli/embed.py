@@ -108,13 +108,13 @@ def _compute(
     options: Options, source: "ImageSource"
 ) -> tuple[dict[str, "np.ndarray[Any, Any]"], list[tuple[str, str]]]:
     import numpy as np
-    import torch
     from rich.console import Console
 
     from vje.build import resolve_device, set_determinism
     from vje.cli.console import counting
-    from vje.evaluation.evaluate import posterior_scores
+    from vje.evaluation.evaluate import in_chunks
     from vje.evaluation.features import compute_features
+    from vje.methods.vje import VJE
     from vje.models import load
 
     set_determinism(deterministic=False)
@@ -122,15 +122,13 @@ def _compute(
     with counting(Console(stderr=True), "images") as report:
         features = compute_features(model, source, options.batch, options.workers, report)
     names = np.asarray([source.names[i] for i in features.kept.tolist()])
-    scores = {name: x.numpy() for name, x in posterior_scores(model, features.z).items()}
+    scores = {name: x.cpu().numpy() for name, x in in_chunks(model, model.statistics, features.z).items()}
     columns = {"name": names, **{f"mean_{k}" if k == "variance" else k: x for k, x in scores.items()}}
     if options.out.suffix != ".csv":
-        device = next(model.parameters()).device
-        with torch.no_grad():
-            chunks = [model.inference(chunk.to(device)) for chunk in features.z.split(8192)]
         columns["z"] = features.z.numpy()
-        columns["mean"] = torch.cat([q.mean.cpu() for q in chunks]).numpy()
-        columns["variance"] = torch.cat([q.variance.cpu() for q in chunks]).numpy()
+        if isinstance(model, VJE):
+            posterior = in_chunks(model, lambda z: dict(vars(model.inference(z))), features.z)
+            columns |= {name: x.cpu().numpy() for name, x in posterior.items()}
     return columns, features.failures
 
 

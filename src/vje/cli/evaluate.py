@@ -99,8 +99,8 @@ def print_table(result: dict[str, Any]) -> None:
     for name, value in result.get("knn", {}).items():
         if name in KNN:
             table.add_row(f"k-NN of {KNN[name]}", f"{value:.2f}%", f"k = {result['knn']['k']}, cosine")
-    for name, about in MEANING.items():
-        table.add_row(name, f"{result['posterior'][name]:.4g}", about)
+    for name, value in result.get("posterior", {}).items():
+        table.add_row(name, f"{value:.4g}", MEANING.get(name, ""))
     table.add_row("effective rank", f"{result['effective_rank']:.1f}", "dimensions of z in real use")
     Console().print(table)
     if "knn" not in result:

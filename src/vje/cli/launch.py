@@ -14,7 +14,7 @@ from vje.cli.monitor import KNNMonitor, TensorBoard
 from vje.config import Config
 from vje.environment import environment as surroundings
 from vje.errors import UserError
-from vje.methods.vje import VJE
+from vje.methods.method import Method
 from vje.models import describe
 from vje.runs import RunFolder
 from vje.training.distributed import world
@@ -44,7 +44,6 @@ def train(
                 folder.config_file.unlink()  # nothing was begun, and the folder is free again
             raise
         model = loop.step.method
-        assert isinstance(model, VJE)
         if processes.writes:
             folder.model_file.unlink(missing_ok=True)  # of a finished run that is extended: it is no longer that
             now = environment | surroundings(device) | {"processes": processes.size}
@@ -57,7 +56,7 @@ def train(
         return _run(loop, model, console, folder, config, began)
 
 
-def _run(loop: Loop, model: VJE, console: Console, folder: RunFolder, config: Config, began: float) -> int:
+def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config: Config, began: float) -> int:
     try:
         loop.step.warm_up()
         _say(console, f"first step after {time.monotonic() - began:.1f} s", "dim")
@@ -88,7 +87,7 @@ def _recorded(folder: RunFolder, resuming: bool) -> dict[str, Any] | None:
     return folder.read("data") if resuming and (folder.path / "data.json").exists() else None
 
 
-def _callbacks(config: Config, data: Data, model: VJE, loop: Loop, folder: RunFolder) -> list[Callback]:
+def _callbacks(config: Config, data: Data, model: Method, loop: Loop, folder: RunFolder) -> list[Callback]:
     if not loop.world.writes:
         return []
     autocast, epochs = loop.step.options.autocast, config.optimizer.epochs

@@ -12,7 +12,7 @@ from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
 from vje.evaluation.evaluate import knn_of_features
 from vje.evaluation.features import Features, embed_batch
-from vje.methods.vje import VJE
+from vje.methods.method import Method
 from vje.training.loop import Callback
 
 BATCH = 1000
@@ -32,7 +32,7 @@ class KNNMonitor(Callback):
         workers: that decode files.
     """
 
-    def __init__(self, model: VJE, data: Data, every: int, epochs: int, autocast: bool, workers: int) -> None:
+    def __init__(self, model: Method, data: Data, every: int, epochs: int, autocast: bool, workers: int) -> None:
         self.model, self.every, self.epochs, self.autocast = model, every, epochs, autocast
         self.splits, self.resident = data.splits, data.resident
         self.workers = workers

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from vje.data.sources import ImageSource
     from vje.ood.benchmark import Member
 
-FIGURE_SCORES = ("nll", "nll_directional", "variance_trace", "neg_kl", "neg_anisotropy", "knn", "mahalanobis")
+FIGURE_SCORES = (
+    *("nll", "nll_directional", "variance_trace", "neg_kl", "neg_anisotropy"),
+    *("ps_nll", "neg_kappa", "neg_elbo", "cosine_distance", "knn", "mahalanobis"),
+)
 TITLES = {
     "nll": "NLL",
     "nll_directional": "NLL dir",
@@ -23,6 +26,10 @@ TITLES = {
     "variance_trace": "Tr(v)",
     "neg_kl": "-KL",
     "neg_anisotropy": "-CoV(v)",
+    "ps_nll": "PS NLL",
+    "neg_kappa": "-kappa",
+    "neg_elbo": "-ELBO",
+    "cosine_distance": "cosine distance",
     "knn": "k-NN distance",
     "mahalanobis": "Mahalanobis",
     "mahalanobis_class": "Mahalanobis (classes)",
@@ -163,8 +170,9 @@ def _draw(folder: RunFolder, inside: Any, outside: Any) -> None:
 
     shown = [name for name in FIGURE_SCORES if name in inside]
     save_roc(folder.path / "ood-roc.png", {name: inside[name] for name in shown}, outside)
-    densities = {data: scores["nll"] for data, scores in outside.items()}
-    save_densities(folder.path / "ood-nll.png", inside["nll"], densities)
+    main = next(name for name in ("nll", "ps_nll", *inside) if name in inside)
+    densities = {data: scores[main] for data, scores in outside.items()}
+    save_densities(folder.path / f"ood-{main.replace('_', '-')}.png", inside[main], densities, TITLES.get(main, main))
 
 
 def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
@@ -204,4 +212,4 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     if first["tuned"]:
         print("chosen on validation images: " + ", ".join(f"{k} {v:g}" for k, v in first["tuned"].items()))
     for folder in folders:
-        print(f"Written to {folder.path / 'ood.json'}, with ood-roc.png and ood-nll.png beside it")
+        print(f"Written to {folder.path / 'ood.json'}, with figures (ood-*.png) beside it")

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,29 @@ from vje.config import (
     RunConfig,
     VJEConfig,
     changed_fields,
-    load_recipe,
     stored_config,
     to_dict,
 )
 from vje.errors import UserError
+from vje.methods import method_names
+from vje.recipes import load_recipe
 from vje.runs import RunFolder, next_free
 
-METHODS = ("vje",)
-USAGE = """usage: vje train RECIPE [OPTIONS]
+USAGE = """usage: vje train RECIPE [--method METHOD] [OPTIONS]
        vje train --resume RUN [OPTIONS]
        torchrun --nproc-per-node N -m vje train RECIPE [OPTIONS]
 
 recipes:
 {recipes}
 
+methods: {methods}
+
 vje train RECIPE --help lists every option with the recipe's defaults."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train a VJE encoder."""
+    """Train an encoder."""
 
     out: Path | None = None
     """Run folder to write; the default is a new one under runs/."""
@@ -46,7 +48,7 @@ class Options:
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     encoder: EncoderConfig = EncoderConfig()
-    vje: VJEConfig = VJEConfig()
+    settings: Any = VJEConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
 
@@ -59,17 +61,19 @@ def run(arguments: list[str]) -> int:
     recipe, resume, method, rest = _first_words(arguments)
     if recipe is None and resume is None:
         if not arguments or {"-h", "--help"} & set(arguments):
-            print(USAGE.format(recipes=recipes_table()))
+            print(USAGE.format(recipes=recipes_table(), methods=", ".join(method_names())))
             return 0
         raise UserError("`vje train` needs a recipe, such as cifar10-ema (see `vje recipes`), or --resume RUN.")
-    if method not in METHODS:
-        raise UserError(f"--method: there is no method {method!r}; methods: {', '.join(METHODS)}.")
-    return _resume(Path(resume), recipe, rest) if resume is not None else _start(str(recipe), rest)
+    if resume is not None:
+        if method is not None:
+            raise UserError(f"--resume {resume} knows its method; leave --method out.")
+        return _resume(Path(resume), recipe, rest)
+    return _start(str(recipe), method, rest)
 
 
-def _first_words(arguments: list[str]) -> tuple[str | None, str | None, str, list[str]]:
+def _first_words(arguments: list[str]) -> tuple[str | None, str | None, str | None, list[str]]:
     """Recipe, --resume and --method decide the defaults of everything else, so they are read first."""
-    found: dict[str, str] = {"method": METHODS[0]}
+    found: dict[str, str] = {}
     rest: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -83,21 +87,24 @@ def _first_words(arguments: list[str]) -> tuple[str | None, str | None, str, lis
             found["recipe"] = word
         else:
             rest.append(word)
-    return found.get("recipe"), found.get("resume"), found["method"], rest
+    return found.get("recipe"), found.get("resume"), found.get("method"), rest
 
 
 def _options(config: Config, rest: list[str], program: str) -> tuple[Options, Config]:
     import tyro
 
-    defaults = Options(**{name: getattr(config, name) for name in GROUPS})
-    options = tyro.cli(Options, default=defaults, args=rest, config=(tyro.conf.OmitArgPrefixes,), prog=program)
+    kind = type(config.settings)
+    typed = make_dataclass("Options", [("settings", kind, field(default=kind()))], bases=(Options,), frozen=True)
+    typed.__doc__ = Options.__doc__
+    defaults = typed(**{name: getattr(config, name) for name in GROUPS})
+    options = tyro.cli(typed, default=defaults, args=rest, config=(tyro.conf.OmitArgPrefixes,), prog=program)
     changed = replace(config, **{name: getattr(options, name) for name in GROUPS})
     changed.check()
     return options, changed
 
 
-def _start(recipe: str, rest: list[str]) -> int:
-    options, config = _options(load_recipe(recipe), rest, f"vje train {recipe}")
+def _start(recipe: str, method: str | None, rest: list[str]) -> int:
+    options, config = _options(load_recipe(recipe, method), rest, f"vje train {recipe}")
     if not config.data.data:
         raise UserError(f"recipe {recipe} needs to know where the images are: --data PATH (a folder or an .npz file).")
     _check_surroundings(config)

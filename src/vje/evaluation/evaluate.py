@@ -1,5 +1,6 @@
 """The evaluation of a model: k-NN, posterior statistics, effective rank."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,12 +9,12 @@ from torch import Tensor
 from vje.evaluation.features import Features
 from vje.evaluation.knn import knn_accuracy
 from vje.evaluation.rank import effective_rank
-from vje.methods.vje import VJE
+from vje.methods.method import Method
 
 STATISTICS = ("variance", "kl", "nll", "nll_directional", "nll_radial", "anisotropy", "cosine_mean_z")
 
 
-def evaluate(model: VJE, bank: Features | None, test: Features, k: int = 20) -> dict[str, Any]:
+def evaluate(model: Method, bank: Features | None, test: Features, k: int = 20) -> dict[str, Any]:
     """Everything that ``evaluation.json`` holds; what needs labels is absent without them.
 
     Args:
@@ -22,26 +23,24 @@ def evaluate(model: VJE, bank: Features | None, test: Features, k: int = 20) -> 
         test: features of the images that were held out.
         k: neighbours.
     """
-    scores = posterior_scores(model, test.z)
-    result: dict[str, Any] = {
-        "images": len(test.z),
-        "posterior": {name: float(scores[name].double().mean()) for name in STATISTICS},
-        "norms": {"z": _mean_norm(test.z), "mean": _mean_norm(posterior_means(model, test.z))},
-        "effective_rank": effective_rank(test.z),
-    }
+    found = {name: float(x.double().mean()) for name, x in in_chunks(model, model.statistics, test.z).items()}
+    spaces = {"z": test.z, **in_chunks(model, model.spaces, test.z)}
+    norms = {name: float(torch.linalg.vector_norm(x, dim=1).double().mean()) for name, x in spaces.items()}
+    result: dict[str, Any] = {"images": len(test.z), "norms": norms, "effective_rank": effective_rank(test.z)}
+    if found:
+        result["posterior"] = {name: found[name] for name in (*STATISTICS, *found) if name in found}
     if bank is not None and bank.labels is not None and test.labels is not None:
         result["knn"] = {"k": k, "bank": len(bank.z), **knn_of_features(model, bank, test, k)}
     return result
 
 
-def knn_of_features(model: VJE, bank: Features, test: Features, k: int = 20) -> dict[str, float]:
-    """k-NN accuracy in percent of z, of the posterior mean and of the EMA encoder's z."""
+def knn_of_features(model: Method, bank: Features, test: Features, k: int = 20) -> dict[str, float]:
+    """k-NN accuracy in percent of z, of the method's other spaces (VJE: the mean) and of the EMA encoder's z."""
     assert bank.labels is not None and test.labels is not None
     device = next(model.parameters()).device
-    spaces: dict[str, tuple[Tensor, Tensor]] = {
-        "z": (bank.z, test.z),
-        "mean": (posterior_means(model, bank.z), posterior_means(model, test.z)),
-    }
+    spaces: dict[str, tuple[Tensor, Tensor]] = {"z": (bank.z, test.z)}
+    others = in_chunks(model, model.spaces, bank.z), in_chunks(model, model.spaces, test.z)
+    spaces |= {name: (others[0][name], others[1][name]) for name in others[0]}
     if bank.target is not None and test.target is not None:
         spaces["target"] = (bank.target, test.target)
     labels = bank.labels.to(device), test.labels.to(device)
@@ -49,18 +48,10 @@ def knn_of_features(model: VJE, bank: Features, test: Features, k: int = 20) -> 
 
 
 @torch.no_grad()
-def posterior_means(model: VJE, z: Tensor, rows: int = 8192) -> Tensor:
-    """Posterior means of embeddings, in chunks, on the model's device."""
+def in_chunks(
+    model: Method, function: Callable[[Tensor], dict[str, Tensor]], z: Tensor, rows: int = 8192
+) -> dict[str, Tensor]:
+    """A function of embeddings, some of them at a time, on the model's device."""
     device = next(model.parameters()).device
-    return torch.cat([model.inference(chunk.to(device)).mean for chunk in z.split(rows)])
-
-
-def posterior_scores(model: VJE, z: Tensor, rows: int = 8192) -> dict[str, Tensor]:
-    """:meth:`VJE.score_embeddings` in chunks; on the CPU."""
-    device = next(model.parameters()).device
-    chunks = [model.score_embeddings(chunk.to(device)) for chunk in z.split(rows)]
-    return {name: torch.cat([chunk[name].cpu() for chunk in chunks]) for name in chunks[0]}
-
-
-def _mean_norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dim=1).double().mean())
+    chunks = [function(chunk.to(device)) for chunk in z.split(rows)]
+    return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}

@@ -18,7 +18,7 @@ from torch import Tensor
 from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
 from vje.errors import UserError
-from vje.methods.vje import VJE
+from vje.methods.method import Method
 from vje.runs import write_atomically
 
 Report = Callable[[int, int], None]
@@ -44,7 +44,7 @@ class Features:
 
 
 def compute_features(
-    model: VJE, source: ImageSource, batch_size: int = 500, workers: int = 0, report: Report | None = None
+    model: Method, source: ImageSource, batch_size: int = 500, workers: int = 0, report: Report | None = None
 ) -> Features:
     """Embed every image of a source, in float32, with the model as it is (evaluation mode, its device).
 
@@ -74,17 +74,22 @@ def compute_features(
 
 
 @torch.no_grad()
-def embed_batch(model: VJE, images: Tensor, autocast: bool = False) -> tuple[Tensor, Tensor | None]:
+def embed_batch(model: Method, images: Tensor, autocast: bool = False) -> tuple[Tensor, Tensor | None]:
     """Embeddings of uint8 images that have their final size, by the encoder and by its EMA."""
     assert model.preprocessing is not None
     x = model.preprocessing.normalize(images).contiguous(memory_format=torch.channels_last)
     with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
-        z = model.encoder(x).float()
-        return z, None if model.target is None else model.target(x).float()
+        target = model.target_encoder
+        return model.encoder(x).float(), None if target is None else target(x).float()
 
 
 def cached_features(
-    model: VJE, source: ImageSource, folder: Path, batch_size: int = 500, workers: int = 0, report: Report | None = None
+    model: Method,
+    source: ImageSource,
+    folder: Path,
+    batch_size: int = 500,
+    workers: int = 0,
+    report: Report | None = None,
 ) -> Features:
     """:func:`compute_features`, unless ``folder`` has them for these weights and this data already."""
     file = folder / f"features-{weights_fingerprint(model)[:16]}-{source.fingerprint()[:16]}.safetensors"
@@ -99,7 +104,7 @@ def cached_features(
     return features
 
 
-def weights_fingerprint(model: VJE) -> str:
+def weights_fingerprint(model: Method) -> str:
     """Hash of everything that decides what the model makes of an image."""
     digest = blake2b(json.dumps(model.preprocessing.as_dict() if model.preprocessing else None).encode())
     for name, x in model.state_dict().items():

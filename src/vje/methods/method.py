@@ -1,13 +1,20 @@
 """The contract between a training method and the trainer, which knows nothing else about it."""
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
-from vje.networks.encoders import Encoder
+from vje.likelihood import at_least_float32
+from vje.networks.encoders import Encoder, build_encoder
+from vje.preprocessing import Preprocessing
 from vje.random import Draws
+
+BatchNormViews = Literal["joint", "separate"]
 
 
 class StepOutput(NamedTuple):
@@ -25,17 +32,43 @@ class StepOutput(NamedTuple):
 
 
 class Method(nn.Module, ABC):
-    """A self-supervised method: an encoder, whatever heads it needs, and a loss on augmented views.
+    """A way to train an encoder: the encoder, whatever heads it needs, and a loss on augmented views.
 
     ``forward`` is called once a step (it is what DistributedDataParallel wraps), with the encoder's precision set by
-    the caller's autocast; ``after_step`` once after the optimiser.
+    the caller's autocast; ``after_step`` once after the optimiser. The constructor's keyword arguments are the method's
+    settings: each is kept as an attribute of the same name, and the command line and recipes read them from there.
+
+    Args:
+        encoder: an :class:`~vje.networks.encoders.Encoder`, or a name for
+            :func:`~vje.networks.encoders.build_encoder`.
+        preprocessing: how pixels become encoder input; needed to embed uint8 images and files.
+
+    Attributes:
+        needs_labels: whether ``forward`` wants the images' classes.
+        views: how many views of each image it wants, at most 2.
+        target_momentum: of the moving-average encoder at the start; it rises to 1 on a cosine.
+        batch_norm: "joint" statistics (one pass over all views) or "separate" ones (a pass each).
     """
 
-    encoder: Encoder
+    needs_labels: ClassVar[bool] = False
+    views: ClassVar[int] = 2
+    target_momentum: float = 1.0
+    batch_norm: BatchNormViews = "joint"
+
+    def __init__(self, encoder: Encoder | str, preprocessing: Preprocessing | None = None) -> None:
+        super().__init__()
+        self.encoder = build_encoder(encoder) if isinstance(encoder, str) else encoder
+        self.preprocessing = preprocessing
 
     @abstractmethod
-    def forward(self, views: Sequence[Tensor], draws: Draws | None = None) -> StepOutput:
-        """Loss of a batch of views, each ``[B, C, H, W]``; ``draws`` is the source of randomness, if any is needed."""
+    def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
+        """Loss of a batch.
+
+        Args:
+            views: of the same images, differently augmented, each ``[B, C, H, W]``.
+            draws: the source of randomness, if any is needed.
+            labels: class numbers ``[B]``, for the methods that need them.
+        """
 
     def after_step(self, momentum: float | Tensor) -> None:
         """Update what follows the parameters, such as an EMA target; ``momentum`` is that of the schedule."""
@@ -44,3 +77,102 @@ class Method(nn.Module, ABC):
     def target_encoder(self) -> nn.Module | None:
         """The moving-average encoder, for methods that have one."""
         return None
+
+    def leaves_unused(self) -> bool:
+        """Whether some parameters may get no gradient in a step, which DistributedDataParallel must know."""
+        return False
+
+    def constant_rate(self) -> Iterable[nn.Parameter]:
+        """Parameters whose learning rate stays where it starts."""
+        return ()
+
+    def encode(self, encoder: nn.Module, views: Sequence[Tensor]) -> Tensor:
+        """Embeddings of all views ``[V * B, D]``, view after view, with batch-norm statistics as the method wants."""
+        if self.batch_norm == "joint":
+            views = [torch.cat(list(views))]
+        return torch.cat([encoder(view) for view in views])
+
+    def apart(self, head: nn.Module, x: Tensor) -> Tensor:
+        """A head on both views' rows ``[2B, D]``, with batch-norm statistics as the method wants."""
+        if self.batch_norm == "joint":
+            return head(x)  # type: ignore[no-any-return]
+        return torch.cat([head(part) for part in x.chunk(2)])
+
+    # What a trained model can say of an image
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Embeddings z of images, float32, shape ``[B, D]``.
+
+        Args:
+            images: float ``[B, C, H, W]`` that went through :attr:`preprocessing`, or raw uint8
+                ``[B, C, H, W]``, which is sent through it here.
+        """
+        return at_least_float32(self.encoder(self._prepared(images)))
+
+    def spaces(self, z: Tensor) -> dict[str, Tensor]:
+        """Other representations than z itself that k-NN should be tried on, each ``[B, D]``."""
+        return {}
+
+    def statistics(self, z: Tensor) -> dict[str, Tensor]:
+        """Numbers ``[B]`` that describe each embedding, for the evaluation's averages."""
+        return {}
+
+    def ood_scores(self, z: Tensor) -> dict[str, Tensor]:
+        """The method's own scores ``[B]`` of embeddings; larger means more out-of-distribution."""
+        return {}
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        if images.dtype != torch.uint8:
+            return images
+        if self.preprocessing is None:
+            raise ValueError(
+                "uint8 images need the model's preprocessing, and this model has none: pass preprocessing=... to "
+                f"{type(self).__name__}, or give float images that are already normalised"
+            )
+        return self.preprocessing.normalize(self.preprocessing.fit(images))
+
+    # Saving
+
+    @classmethod
+    def name(cls) -> str:
+        """What the method is called in recipes and on the command line: its file's name."""
+        return cls.__module__.rpartition(".")[2].replace("_", "-")
+
+    @classmethod
+    def settings(cls) -> dict[str, inspect.Parameter]:
+        """The constructor's keyword arguments, apart from the encoder and the preprocessing."""
+        found = inspect.signature(cls.__init__).parameters
+        return {k: p for k, p in found.items() if p.kind is p.KEYWORD_ONLY and k != "preprocessing"}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The values of :meth:`settings`, as JSON has them."""
+        values = {name: getattr(self, name) for name in self.settings()}
+        return {name: list(x) if isinstance(x, tuple) else x for name, x in values.items()}
+
+    def save(self, path: str | Path) -> Path:
+        """Write ``model.safetensors`` and ``model.json``, which together are all that :func:`vje.load` needs.
+
+        Args:
+            path: a folder, or the ``.safetensors`` file to write (its description goes beside it as ``.json``).
+
+        Returns:
+            The weights file.
+        """
+        from vje.models import save_model
+
+        return save_model(self, path)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, or evaluation mode."""
+        return super().train(mode)
+
+
+def two_views(method: Method, views: Sequence[Tensor]) -> None:
+    """Refuse anything but two views."""
+    if len(views) != 2:
+        raise ValueError(f"{type(method).__name__} compares two views of each image, got {len(views)}")
+
+
+def report(loss: Tensor, **parts: Tensor) -> dict[str, Tensor]:
+    """What a step reports: the loss and its parts, each averaged and detached."""
+    return {name: value.detach().float().mean() for name, value in {"loss": loss, **parts}.items()}

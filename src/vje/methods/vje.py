@@ -2,16 +2,15 @@
 
 import copy
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from vje.likelihood import at_least_float32, directional_nll, radial_nll, standard_nll
-from vje.methods.method import Method, StepOutput
-from vje.networks.encoders import Encoder, build_encoder
+from vje.methods.method import BatchNormViews, Method, StepOutput, two_views
+from vje.networks.encoders import Encoder
 from vje.networks.inference import InferenceNetwork
 from vje.networks.target import moving_average
 from vje.posterior import DiagonalGaussian
@@ -21,7 +20,6 @@ from vje.random import Draws, Stream
 Term = Literal["directional", "radial", "kl"]
 Likelihood = Literal["factorized", "standard"]
 Target = Literal["stop-gradient", "ema"]
-BatchNormViews = Literal["joint", "separate"]
 TargetBatchNorm = Literal["batch", "running"]
 
 
@@ -40,6 +38,7 @@ class VJE(Method):
             likelihood, which is there if either is.
         center_variance: unit geometric mean of the variance inside the directional term.
         target: "stop-gradient" of the same encoder, or an "ema" copy of it.
+        target_momentum: EMA momentum at the start; it rises to 1 on a cosine.
         batch_norm: "joint" statistics (one pass over both views) or "separate" ones (a pass each).
         target_batch_norm: the EMA encoder normalises with the statistics of the "batch", or with "running" ones
             averaged from the online encoder.
@@ -66,22 +65,22 @@ class VJE(Method):
         terms: Iterable[Term] = get_args(Term),
         center_variance: bool = False,
         target: Target = "stop-gradient",
+        target_momentum: float = 0.996,
         batch_norm: BatchNormViews = "joint",
         target_batch_norm: TargetBatchNorm = "batch",
         ratio: float = 0.25,
         preprocessing: Preprocessing | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(encoder, preprocessing)
         terms = tuple(terms)
         choices = {"likelihood": likelihood, "target": target, "batch_norm": batch_norm}
         _check(terms, samples, nu, **choices, target_batch_norm=target_batch_norm)
-        self.encoder = build_encoder(encoder) if isinstance(encoder, str) else encoder
         self.inference = InferenceNetwork(self.encoder.dim, ratio, isotropic)
         self.target = copy.deepcopy(self.encoder).requires_grad_(False) if target == "ema" else None
         self.nu, self.beta, self.samples, self.terms = nu, beta, samples, terms
         self.isotropic, self.likelihood, self.center_variance = isotropic, likelihood, center_variance
         self.batch_norm, self.target_batch_norm = batch_norm, target_batch_norm
-        self.ratio, self.preprocessing = ratio, preprocessing
+        self.ratio, self.target_momentum = ratio, target_momentum
         self.train()  # a target with running statistics is in evaluation mode from the first step
 
     @property
@@ -91,16 +90,16 @@ class VJE(Method):
 
     # Training
 
-    def forward(self, views: Sequence[Tensor], draws: Draws | None = None) -> StepOutput:
+    def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Negative ELBO of a pair of views.
 
         Args:
             views: two batches of the same images, differently augmented, each ``[B, C, H, W]``.
             draws: source of the posterior noise; torch's global generator if absent.
+            labels: not used.
         """
-        if len(views) != 2:
-            raise ValueError(f"VJE compares two views of each image, got {len(views)}")
-        z = self._encode(self.encoder, views)  # [2B, D], view 1 first
+        two_views(self, views)
+        z = at_least_float32(self.encode(self.encoder, views))  # [2B, D], view 1 first
         observed = self._observations(z, views)
         with torch.autocast(z.device.type, enabled=False):  # log-densities in half precision are wrong
             posterior = self.inference(z)
@@ -116,18 +115,16 @@ class VJE(Method):
         if self.target is not None:
             moving_average(self.target, self.encoder, momentum, buffers=self.target_batch_norm == "running")
 
-    def train(self, mode: bool = True) -> "VJE":
+    def leaves_unused(self) -> bool:
+        """An ablation may leave a head without gradients."""
+        return set(self.terms) != set(get_args(Term)) or self.samples == 0
+
+    def train(self, mode: bool = True) -> Self:
         """Training mode; an EMA target that normalises with running statistics stays in evaluation mode."""
         super().train(mode)
         if self.target is not None and self.target_batch_norm == "running":
             self.target.eval()
         return self
-
-    def _encode(self, encoder: nn.Module, views: Sequence[Tensor]) -> Tensor:
-        """Embeddings of all views, one after the other, in float32 or better."""
-        if self.batch_norm == "joint":
-            views = [torch.cat(list(views))]
-        return at_least_float32(torch.cat([encoder(view) for view in views]))
 
     def _observations(self, z: Tensor, views: Sequence[Tensor]) -> Tensor:
         """The other view's embedding for each row of z, as a fixed observation."""
@@ -135,7 +132,7 @@ class VJE(Method):
             fixed = z.detach()
         else:
             with torch.no_grad():
-                fixed = self._encode(self.target, views)
+                fixed = at_least_float32(self.encode(self.target, views))
         return fixed.roll(len(views[0]), 0)
 
     def _noise(self, mean: Tensor, draws: Draws | None) -> Tensor | None:
@@ -181,17 +178,8 @@ class VJE(Method):
 
     # Inference
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Embeddings z of images, float32, shape ``[B, D]``.
-
-        Args:
-            images: float ``[B, C, H, W]`` that went through :attr:`preprocessing`, or raw uint8
-                ``[B, C, H, W]``, which is sent through it here.
-        """
-        return at_least_float32(self.encoder(self._prepared(images)))
-
     def posterior(self, images: Tensor) -> DiagonalGaussian:
-        """Posterior of each image; ``images`` as for :meth:`embed`."""
+        """Posterior of each image; ``images`` as for :meth:`Method.embed`."""
         posterior: DiagonalGaussian = self.inference(self.embed(images))
         return posterior
 
@@ -202,7 +190,7 @@ class VJE(Method):
         Call ``model.eval()`` first (a loaded model is in evaluation mode already).
 
         Args:
-            images: as for :meth:`embed`.
+            images: as for :meth:`Method.embed`.
 
         Returns:
             For each image, shape ``[B]``: ``nll`` (larger means less typical), ``nll_directional``, ``nll_radial``,
@@ -230,46 +218,33 @@ class VJE(Method):
             "cosine_mean_z": cosine_similarity(posterior.mean, z, dim=-1),
         }
 
-    def _prepared(self, images: Tensor) -> Tensor:
-        if images.dtype != torch.uint8:
-            return images
-        if self.preprocessing is None:
-            raise ValueError(
-                "uint8 images need the model's preprocessing, and this model has none: pass preprocessing=... to VJE, "
-                "or give float images that are already normalised"
-            )
-        return self.preprocessing.normalize(self.preprocessing.fit(images))
+    def spaces(self, z: Tensor) -> dict[str, Tensor]:
+        """The posterior mean."""
+        return {"mean": self.inference(z).mean}
+
+    def statistics(self, z: Tensor) -> dict[str, Tensor]:
+        """The posterior's, as in :meth:`score`."""
+        return self.score_embeddings(z)
+
+    def ood_scores(self, z: Tensor) -> dict[str, Tensor]:
+        """Scores of embeddings under their own posteriors (Eq. csl-score and the statistics beside it).
+
+        ``nll``, ``nll_directional`` and ``nll_radial`` are taken at s = mean; ``variance_trace`` is the sum of the
+        variances; ``neg_kl`` and ``neg_anisotropy`` have their signs turned.
+        """
+        found = self.score_embeddings(z)
+        return {
+            **{name: found[name] for name in ("nll", "nll_directional", "nll_radial")},
+            "variance_trace": found["variance"] * z.shape[-1],
+            "neg_kl": -found["kl"],
+            "neg_anisotropy": -found["anisotropy"],
+        }
 
     # Saving
 
     def hyperparameters(self) -> dict[str, Any]:
-        """The constructor's arguments, apart from the encoder and the preprocessing."""
-        return {
-            "nu": self.nu,
-            "beta": self.beta,
-            "samples": self.samples,
-            "isotropic": self.isotropic,
-            "likelihood": self.likelihood,
-            "terms": list(self.terms),
-            "center_variance": self.center_variance,
-            "target": "stop-gradient" if self.target is None else "ema",
-            "batch_norm": self.batch_norm,
-            "target_batch_norm": self.target_batch_norm,
-            "ratio": self.ratio,
-        }
-
-    def save(self, path: str | Path) -> Path:
-        """Write ``model.safetensors`` and ``model.json``, which together are all that :func:`vje.load` needs.
-
-        Args:
-            path: a folder, or the ``.safetensors`` file to write (its description goes beside it as ``.json``).
-
-        Returns:
-            The weights file.
-        """
-        from vje.models import save_model
-
-        return save_model(self, path)
+        """The constructor's keyword arguments, as JSON has them."""
+        return super().hyperparameters() | {"target": "stop-gradient" if self.target is None else "ema"}
 
 
 def _check(terms: tuple[str, ...], samples: int, nu: float, **choices: str) -> None:

@@ -19,7 +19,7 @@ from vje.errors import UserError
 from vje.evaluation.features import weights_fingerprint
 from vje.likelihood import at_least_float32, directional_contributions
 from vje.methods.vje import VJE
-from vje.models import load
+from vje.models import load_vje
 from vje.ood.conformal import CALIBRATE_AGAIN, Calibration, check_alpha, outliers, p_values, sorted_scores
 
 COLUMNS = ("nll", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "cosine_mean_z")
@@ -76,7 +76,7 @@ class ImageDetector:
         """
         if device == "auto":
             device = str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
-        detector = cls(load(path, device), file=calibration_file(Path(path)))
+        detector = cls(load_vje(path, device), file=calibration_file(Path(path)))
         if calibrated and detector.file is not None and detector.file.exists():
             found = Calibration.read(detector.file)
             if found.score not in SCORES:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vje.evaluation.features import Features
-from vje.methods.vje import VJE
+from vje.methods.method import Method
 from vje.ood.detectors import KNN, MSP, Detector, Energy, FeatureNorm, Mahalanobis, ReAct, ViM
 from vje.ood.linear import fit_linear
 from vje.ood.metrics import all_metrics, auroc
-from vje.ood.scores import posterior_scores
+from vje.ood.scores import model_scores
 
 Scores = dict[str, NDArray[np.float64]]
 K_CHOICES = (1, 5, 10, 20, 50, 100, 200)
@@ -32,13 +32,13 @@ class Scorer:
     """Everything that gives an image a score.
 
     Attributes:
-        model: for the posterior's scores.
+        model: for its own scores.
         detectors: on features, fitted, by name.
         chosen: hyper-parameters that were tuned on validation images, by detector.
         samples: Monte-Carlo samples of the sampled NLL; 0 leaves it out.
     """
 
-    model: VJE
+    model: Method
     detectors: Mapping[str, Detector]
     chosen: Mapping[str, float]
     samples: int = 0
@@ -46,14 +46,14 @@ class Scorer:
     def __call__(self, z: Tensor) -> Scores:
         """Each score of embeddings ``[N, D]``; larger means more out-of-distribution."""
         device = next(self.model.parameters()).device
-        scores = posterior_scores(self.model, z, self.samples)
+        scores = model_scores(self.model, z, self.samples)
         for name, detector in self.detectors.items():
             scores[name] = detector.score(z.to(device)).cpu()
         return {name: x.double().numpy() for name, x in scores.items()}
 
 
 def build_scorer(
-    model: VJE, bank: Features | None, validation: tuple[Tensor, Tensor] | None = None, samples: int = 0
+    model: Method, bank: Features | None, validation: tuple[Tensor, Tensor] | None = None, samples: int = 0
 ) -> Scorer:
     """Fit the feature-space detectors.
 

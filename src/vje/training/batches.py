@@ -22,12 +22,22 @@ class ResidentBatches:
         batch: images a step in this process.
         first_position: place of the first of them in the global batch.
         seed: of the order.
+        labels: class numbers ``[N]`` on the device, if known.
     """
 
     cropped = False
 
-    def __init__(self, images: Tensor, global_batch: int, batch: int, first_position: int, seed: int) -> None:
+    def __init__(
+        self,
+        images: Tensor,
+        global_batch: int,
+        batch: int,
+        first_position: int,
+        seed: int,
+        labels: Tensor | None = None,
+    ) -> None:
         self.images, self.global_batch, self.seed = images, global_batch, seed
+        self._all_labels = labels
         self.steps_per_epoch = steps_per_epoch(len(images), global_batch)
         self._positions = torch.arange(first_position, first_position + batch, device=images.device)
         self._order = torch.arange(len(images), device=images.device)
@@ -42,8 +52,15 @@ class ResidentBatches:
 
     def fetch(self, step: Tensor) -> Sequence[Tensor]:
         """This process's images of a step of the present epoch."""
+        return [self.images[self._places(step)]]
+
+    def labels(self, step: Tensor) -> Tensor | None:
+        """Their classes."""
+        return None if self._all_labels is None else self._all_labels[self._places(step)]
+
+    def _places(self, step: Tensor) -> Tensor:
         start = (step % self.steps_per_epoch) * self.global_batch
-        return [self.images[self._order[start + self._positions]]]
+        return self._order[start + self._positions]
 
     def notes(self) -> dict[str, Any]:
         """Nothing to say: unreadable files were left out before training."""
@@ -115,6 +132,8 @@ class StreamBatches:
         )
         shape = (global_batch // world, channels, size, size)
         self._images = [torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._all_labels = None if source.labels is None else torch.as_tensor(source.labels)
+        self._labels = torch.zeros(shape[0], dtype=torch.int64, device=device)
         self._iterator: Iterator[StreamBatch] | None = None
         self._unreadable: dict[str, str] = {}
 
@@ -129,12 +148,19 @@ class StreamBatches:
         batch = next(self._iterator)
         for buffer, images in zip(self._images, (batch.view_1, batch.view_2), strict=True):
             buffer.copy_(images, non_blocking=True)
+        if self._all_labels is not None:
+            self._labels.copy_(self._all_labels[batch.indices])
         self._unreadable.update(batch.failures)
 
     def fetch(self, step: Tensor) -> Sequence[Tensor]:
         """The views that were copied last, which are those of the present step."""
         del step
         return self._images
+
+    def labels(self, step: Tensor) -> Tensor | None:
+        """Their classes."""
+        del step
+        return None if self._all_labels is None else self._labels
 
     def notes(self) -> dict[str, Any]:
         """How many files could not be read so far, if any."""

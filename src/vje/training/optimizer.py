@@ -1,25 +1,54 @@
 """The optimiser, set up so that a whole step can stay on the device."""
 
+from collections.abc import Iterable
+from typing import Any, Literal
+
 import torch
 from torch import Tensor, nn
 
+from vje.training.lars import LARS
 
-def sgd(module: nn.Module, lr: Tensor, momentum: float, weight_decay: float) -> torch.optim.SGD:
-    """SGD with weight decay on matrices and convolutions only, not on normalisation layers and biases.
+Kind = Literal["sgd", "lars", "adamw"]
+
+
+def build_optimizer(
+    module: nn.Module,
+    kind: Kind,
+    lr: Tensor,
+    momentum: float,
+    weight_decay: float,
+    constant: Iterable[nn.Parameter] = (),
+) -> torch.optim.Optimizer:
+    """An optimiser with weight decay on matrices and convolutions only, not on normalisation layers and biases.
 
     Args:
         module: its parameters that require gradients are optimised.
+        kind: "sgd", "lars" or "adamw".
         lr: 0-dimensional tensor on the module's device; writing to it changes the learning rate.
-        momentum: of the optimiser.
-        weight_decay: L2 penalty.
+        momentum: of SGD and LARS.
+        weight_decay: L2 penalty (AdamW: decoupled).
+        constant: parameters whose learning rate stays at what ``lr`` is now.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.SGD([g for g in groups if g["params"]], lr=lr, momentum=momentum, fused=True)
-    if momentum:
-        for p in parameters:  # a zero buffer is what SGD starts from; without it the first step would be special
+    fixed = {id(p) for p in constant}
+    groups: list[dict[str, Any]] = []
+    for rate, chosen in (
+        (lr, [p for p in parameters if id(p) not in fixed]),
+        (lr.clone(), [p for p in parameters if id(p) in fixed]),
+    ):
+        groups.append({"params": [p for p in chosen if p.ndim > 1], "lr": rate, "weight_decay": weight_decay})
+        groups.append({"params": [p for p in chosen if p.ndim <= 1], "lr": rate, "weight_decay": 0.0, "adapt": False})
+    groups = [group for group in groups if group["params"]]
+    if kind == "lars":
+        optimizer: torch.optim.Optimizer = LARS(groups, lr=lr, momentum=momentum)
+    elif kind == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=lr, fused=True)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=True)
+    for p in parameters:  # zeros are what each starts from; without them the first step would be special
+        if kind == "adamw":
+            optimizer.state[p]["step"] = torch.zeros((), device=p.device)
+            optimizer.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+        elif momentum:
             optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     return optimizer

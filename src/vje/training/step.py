@@ -30,6 +30,9 @@ class Batches(Protocol):
     def fetch(self, step: Tensor) -> Sequence[Tensor]:
         """Raw uint8 images ``[B, C, H, W]`` of this process: one for all views, or one for each if cropped."""
 
+    def labels(self, step: Tensor) -> Tensor | None:
+        """Class numbers ``[B]`` of the same images, where they are known."""
+
 
 class Views:
     """Raw images to normalised views.
@@ -45,7 +48,7 @@ class Views:
     def __call__(self, images: Sequence[Tensor], draws: Draws, cropped: bool) -> list[Tensor]:
         """The views, float32 ``[B, C, size, size]``, channels last."""
         views = []
-        for i, (augment, stream) in enumerate(zip(self.augmentations, (Stream.VIEW_1, Stream.VIEW_2), strict=True)):
+        for i, (augment, stream) in enumerate(zip(self.augmentations, (Stream.VIEW_1, Stream.VIEW_2), strict=False)):
             view = augment(images[i if cropped else 0], draws, stream, cropped)
             views.append(self.preprocessing.normalize(view).contiguous(memory_format=torch.channels_last))
         return views
@@ -199,24 +202,25 @@ class TrainStep:
         lr = self.optimizer.param_groups[0]["lr"]
         lr.copy_(self.learning_rates.take(state.step))
         self.optimizer.zero_grad(set_to_none=True)
-        images = self.batches.fetch(state.step)
+        images, labels = self.batches.fetch(state.step), self._labels(state.step)
         micro = options.batch // options.accumulate
         parts = torch.zeros(len(self.names) - 1, dtype=state.sums.dtype, device=self.device)
         for i in range(options.accumulate):
             last = i == options.accumulate - 1
-            output = self._micro_step([x[i * micro : (i + 1) * micro] for x in images], i * micro, last)
+            rows = slice(i * micro, (i + 1) * micro)
+            output = self._micro_step([x[rows] for x in images], None if labels is None else labels[rows], rows, last)
             parts += torch.stack([x.to(parts.dtype) for x in output.parts.values()]) / options.accumulate
             z = output.embeddings.to(state.gram.dtype)
             state.gram.addmm_(z.T, z)
         self._finish(torch.cat([parts, self._clipped_norm().to(parts.dtype).view(1)]), state)
 
-    def _micro_step(self, images: list[Tensor], offset: int, last: bool) -> StepOutput:
-        draws = self._draws(self.state.step, offset, len(images[0]))
+    def _micro_step(self, images: list[Tensor], labels: Tensor | None, rows: slice, last: bool) -> StepOutput:
+        draws = self._draws(self.state.step, rows.start, len(images[0]))
         views = self._views(images, draws, self.batches.cropped)
         wait = self._wrapped.no_sync() if self._wrapped is not None and not last else contextlib.nullcontext()
         with wait:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.autocast):
-                output = self._forward(views, draws)
+                output = self._forward(views, draws, labels)
             (output.loss / self.options.accumulate).backward()
         return output
 
@@ -244,6 +248,9 @@ class TrainStep:
             nn.utils.clip_grads_with_norm_(self.parameters, self.options.clip_norm, norm)
         return norm
 
+    def _labels(self, step: Tensor) -> Tensor | None:
+        return self.batches.labels(step) if self.method.needs_labels else None
+
     def _draws(self, step: Tensor, offset: int, count: int) -> Draws:
         first = self.options.first_position + offset
         return Draws(self.seed, step, torch.arange(first, first + count, device=self.device))
@@ -254,9 +261,11 @@ class TrainStep:
         step = torch.zeros((), dtype=torch.int64, device=self.device)
         micro = self.options.batch // self.options.accumulate
         images = [x[:micro] for x in self.batches.fetch(step)]
+        labels = self._labels(step)
         draws = self._draws(step, 0, micro)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.autocast):
-            output: StepOutput = self.method(self.views(images, draws, self.batches.cropped), draws)
+            views = self.views(images, draws, self.batches.cropped)
+            output: StepOutput = self.method(views, draws, None if labels is None else labels[:micro])
             return output
 
     def _capture(self) -> None:

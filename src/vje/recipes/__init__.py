@@ -1,0 +1,137 @@
+"""Recipes: every setting of a run in a short file, by name. Importable without torch.
+
+A file of this folder is a recipe for a data set. A file of ``methods/`` says how a method is trained: its heads,
+optimiser and augmentation at each scale. ``cifar10-simsiam`` is the one with the other on top.
+"""
+
+import difflib
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from vje.config import Config, read_config
+from vje.errors import UserError
+from vje.methods import check_method, method_names
+
+SCALES = ("digits", "cifar", "imagenet")
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package, those named DATA-METHOD apart."""
+    return sorted(f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml"))
+
+
+def load_recipe(name: str, method: str | None = None) -> Config:
+    """A recipe by name, or from a ``.toml`` file of one's own.
+
+    Args:
+        name: such as "cifar10-ema", "cifar10-simsiam" or "mine.toml".
+        method: train with this method instead, with its own defaults.
+
+    >>> load_recipe("cifar10-ema").settings.target
+    'ema'
+    >>> load_recipe("cifar100", method="byol") == load_recipe("cifar100-byol")
+    True
+    """
+    if method is not None:
+        check_method(method)
+    base, own = _split(name)
+    settings = _settings(base if method is not None else name, seen=())
+    title = Path(name).stem
+    if method is not None and method != settings.get("method", "vje"):
+        settings, title = _with_method(settings, method), f"{Path(base).stem}-{method}"
+    elif method is not None and own is not None:
+        title = base
+    for key in ("about", "scale"):
+        settings.pop(key, None)
+    return read_config(settings | {"recipe": title}, f"recipe {name}")
+
+
+def recipe_about(name: str) -> str:
+    """What a recipe is for, in a line."""
+    return str(_settings(name, seen=()).get("about", ""))
+
+
+def method_about(method: str) -> str:
+    """What a method is, in a line."""
+    return str(_method_settings(method).get("about", ""))
+
+
+def _settings(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    """A recipe's nested settings, with those of what it extends below them."""
+    base, method = _split(name)
+    if method is not None:
+        return _with_method(_settings(base, seen), method)
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise UserError(f"there is no recipe file {name}.")
+        text = Path(name).read_text(encoding="utf-8")
+    elif name in recipe_names():
+        text = _folder().joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise UserError(_unknown(name))
+    settings = _parse(text, f"recipe {name}")
+    extended = settings.pop("extends", None)
+    if extended is not None:
+        if extended in seen:
+            raise UserError(f"recipe {name} extends itself, by way of {' -> '.join(seen)}.")
+        below = _settings(extended, (*seen, name))
+        if settings.get("method", below.get("method")) != below.get("method"):
+            below = _with_method(below, settings["method"])
+        settings = _merge(below, settings)
+    return settings
+
+
+def _with_method(settings: dict[str, Any], method: str) -> dict[str, Any]:
+    """A recipe's settings with a method's on top: those for any scale, then those for the recipe's."""
+    if method == "vje":
+        raise UserError("recipes are for VJE as they are: leave --method out, and name the data set's own recipe.")
+    own = _method_settings(method)
+    at_scale = own.get(settings.get("scale", "imagenet"), {})
+    general = {key: value for key, value in own.items() if key not in (*SCALES, "about")}
+    about = f"{settings.get('about', '').split(',')[0]}, {own.get('about', method)}"
+    return _merge(_merge(settings, general), at_scale) | {"method": method, "about": about}
+
+
+def _method_settings(method: str) -> dict[str, Any]:
+    file = _folder() / "methods" / f"{method}.toml"
+    return _parse(file.read_text(encoding="utf-8"), f"methods/{method}.toml") if file.is_file() else {}
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """Split "cifar10-simsiam" into ("cifar10", "simsiam"); any other name has no method to it."""
+    known = recipe_names()
+    for method in method_names():
+        base = name.removesuffix(f"-{method}")
+        if base != name and base in known and name not in known:
+            return base, method
+    return name, None
+
+
+def _unknown(name: str) -> str:
+    known = recipe_names()
+    close = difflib.get_close_matches(name, [*known, *(f"{r}-{m}" for r in known for m in method_names())], n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return (
+        f"there is no recipe {name!r}.{hint} Recipes: {', '.join(known)}; one of these with a method, such as "
+        "cifar10-simsiam; or a path ending in .toml. To train on images of your own: vje train folder --data PATH."
+    )
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{origin} is not valid TOML: {error}.") from None
+
+
+def _folder() -> Any:
+    return resources.files("vje") / "recipes"
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = _merge(merged.get(key, {}), value) if isinstance(value, dict) else value
+    return merged

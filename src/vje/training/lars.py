@@ -1,0 +1,61 @@
+"""LARS: layer-wise adaptive rates (You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017).
+
+Neither torch nor torchvision has it; timm's cannot skip a step on the device, which our alarms need.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LARS(torch.optim.Optimizer):
+    r"""SGD whose gradients are scaled, weight by weight, to a fixed share of the weight's own norm.
+
+    .. math:: g' = g + \lambda w, \quad v \leftarrow m v + \eta \frac{|w|}{|g'|} g', \quad w \leftarrow w - \gamma v
+
+    Groups with ``adapt=False`` (normalisation layers and biases) are plain SGD with momentum. If the attribute
+    ``found_inf`` is a tensor that is not zero, a step changes nothing, as with torch's own fused optimisers.
+
+    Args:
+        params: parameters or groups of them.
+        lr: gamma, a tensor that may be written to.
+        momentum: m.
+        weight_decay: lambda.
+        trust: eta.
+    """
+
+    found_inf: Tensor | None = None
+
+    def __init__(
+        self, params: Iterable[Any], lr: Tensor, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = 1e-3
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": True}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        del closure
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+
+    def _update(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        gradient = gradient + group["weight_decay"] * p
+        if group["adapt"]:
+            weight_norm, norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(gradient)
+            ratio = group["trust"] * weight_norm / norm
+            gradient = gradient * torch.where((weight_norm > 0) & (norm > 0), ratio, 1.0)
+        velocity = group["momentum"] * state["momentum_buffer"] + gradient
+        moved = p - group["lr"] * velocity
+        if self.found_inf is not None:
+            stopped = self.found_inf > 0
+            velocity, moved = torch.where(stopped, state["momentum_buffer"], velocity), torch.where(stopped, p, moved)
+        state["momentum_buffer"].copy_(velocity)
+        p.copy_(moved)
