@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train an encoder, or resume a run",
     "evaluate": "k-NN, posterior statistics and effective rank of a run",
     "embed": "embeddings and uncertainties of images, to a file",
+    "compare": "runs side by side: one table and one figure, seeds averaged",
     "ood": "out-of-distribution detection: every score on every data set",
     "calibrate": "scores of held-out images, kept with a run for p-values",
     "score": "score images: how unusual each is, with p-values and outliers, to a file",

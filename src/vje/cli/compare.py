@@ -1,0 +1,70 @@
+"""``vje compare RUN...``: one table and one figure across runs, methods and seeds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from vje.errors import UserError
+from vje.runs import RunFolder, write_json
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare runs: k-NN, linear probe, out-of-distribution detection and speed, and k-NN over epochs.
+
+    Runs that differ in their seeds alone are put together, as mean and standard deviation. What is shown was measured
+    before, by `vje train`, `vje evaluate`, `vje probe` and `vje ood`; what was not measured stays empty.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    out: Path = Path("comparison")
+    """Where to write: OUT.png and OUT.json."""
+
+
+def run(arguments: list[str]) -> int:
+    """Read the runs, print the table, write table and figure."""
+    options = tyro.cli(Options, args=arguments, prog="vje compare")
+    if not options.runs:
+        raise UserError("`vje compare` needs run folders, such as runs/cifar10-ema runs/cifar10-simsiam.")
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from vje.reporting.compare import group_runs, read_run, save_comparison
+
+    groups = group_runs([read_run(RunFolder.open(path)) for path in options.runs])
+    summaries = [group.summary() for group in groups]
+    columns = list(dict.fromkeys(name for summary in summaries for name in summary))
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title in ("run", "runs", "epochs", *columns):
+        table.add_column(title, justify="left" if title == "run" else "right", no_wrap=title == "run")
+    for group, summary in zip(groups, summaries, strict=True):
+        cells = [_cell(summary.get(name), name) for name in columns]
+        table.add_row(group.name, str(len(group.runs)), str(group.runs[0].config.optimizer.epochs), *cells)
+    Console(width=max(Console().width, 30 + 13 * (len(columns) + 2))).print(table)
+    picture, record = options.out.with_suffix(".png"), options.out.with_suffix(".json")
+    save_comparison(picture, groups)
+    entries = [
+        {
+            "name": group.name,
+            "method": group.runs[0].config.method,
+            "epochs": group.runs[0].config.optimizer.epochs,
+            "runs": [str(run.folder.path) for run in group.runs],
+            "seeds": [run.config.run.seed for run in group.runs],
+            "values": summary,
+        }
+        for group, summary in zip(groups, summaries, strict=True)
+    ]
+    write_json(record, {"groups": entries})
+    print(f"k-NN is of the last epoch, in percent; speeds are medians over epochs. Written to {picture} and {record}")
+    return 0
+
+
+def _cell(value: dict[str, float] | None, column: str) -> str:
+    if value is None:
+        return ""
+    if column == "images/s":
+        return f"{value['mean']:,.0f}"
+    return f"{value['mean']:.2f} ± {value['std']:.2f}" if value["runs"] > 1 else f"{value['mean']:.2f}"
