@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -138,6 +138,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1), help="threads that decode")
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--files", type=int, default=20_000, help="at most, in each case")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--smoke", action="store_true", help="a few tiny files, to see that it runs")
     args, console = parser.parse_args(arguments), Console()
@@ -148,6 +149,7 @@ def main(arguments: list[str]) -> None:
     results: list[Result] = []
     table = Table("", "files", "decode", "model", "stream (images/s)", "memory (MiB)", box=None)
     for case in SMOKE if args.smoke else [c for c in CASES if not args.only or c.name in args.only]:
+        case = replace(case, files=min(case.files, args.files))
         r = measure(case, device, args.workers, args.batch, args.repeats)
         results.append(r)
         memory = f"{r.memory_mib_after_a_quarter:,.0f} - {r.memory_mib_at_the_end:,.0f}"

@@ -79,7 +79,7 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
                 found[name] = cached_features(model, source, folder.cache, options.batch, options.workers, report)
     result = evaluate(model, found.get("train"), found["test"], options.k)
     result["data"] = {"name": config.data.data, "test_images": len(splits.test), "seed": config.run.seed}
-    result["epochs"] = config.optimizer.epochs
+    result |= {"epochs": config.optimizer.epochs, "finished": folder.model_file.exists()}
     result["weights"] = weights_fingerprint(model)[:16]
     unreadable = sum(len(features.failures) for features in found.values())
     return result | ({"unreadable": unreadable} if unreadable else {})

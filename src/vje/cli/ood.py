@@ -127,6 +127,7 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
         "data": config.data.data if options.id is None else options.id,
         "seed": config.run.seed,
         "epochs": config.optimizer.epochs,
+        "finished": folder.model_file.exists(),
         "weights": weights_fingerprint(model)[:16],
         "environment": environment(next(model.parameters()).device),
     }
