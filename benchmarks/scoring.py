@@ -149,8 +149,7 @@ def main(arguments: list[str]) -> None:
     results: list[Result] = []
     table = Table("", "files", "decode", "model", "stream (images/s)", "memory (MiB)", box=None)
     for case in SMOKE if args.smoke else [c for c in CASES if not args.only or c.name in args.only]:
-        case = replace(case, files=min(case.files, args.files))
-        r = measure(case, device, args.workers, args.batch, args.repeats)
+        r = measure(replace(case, files=min(case.files, args.files)), device, args.workers, args.batch, args.repeats)
         results.append(r)
         memory = f"{r.memory_mib_after_a_quarter:,.0f} - {r.memory_mib_at_the_end:,.0f}"
         table.add_row(r.name, f"{r.files:,}", f"{r.decode:,.0f}", f"{r.model:,.0f}", f"{r.stream:,.0f}", memory)
