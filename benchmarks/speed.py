@@ -1,10 +1,12 @@
-"""Training speed on one GPU: VJE's whole step, and lightly's SimSiam beside it.
+"""Training speed on one GPU: the whole step of VJE and of every other method, and lightly's SimSiam beside them.
 
     python benchmarks/speed.py --data-dir data --out results/speed-h200.json
     python benchmarks/speed.py --data-dir data --only cifar10/graph lightly
+    python benchmarks/speed.py --data-dir data --warm --only methods
 
 VJE: the recipes ``cifar10`` and ``cifar10-ema`` as ``vje train`` builds them (ResNet-18, batch 256, bfloat16 encoder),
-each eager, compiled, and compiled + captured as one CUDA graph. A step is everything from uint8 images on the device to
+each eager, compiled, and compiled + captured as one CUDA graph; the other methods as captured graphs, with their own
+recipes' heads but the same batch. A step is everything from uint8 images on the device to
 updated weights: fetching the batch, augmentation, forward, backward, optimiser, EMA; an epoch's shuffle falls into its
 first step. What ``vje train`` does between steps (reading the loss every 25, k-NN, checkpoints) is left out.
 
@@ -43,19 +45,26 @@ from rich.table import Table
 from vje.build import Data, build_data, build_loop, resolve_device, set_determinism
 from vje.config import Config
 from vje.environment import environment
+from vje.methods import method_names
 from vje.networks.encoders import build_encoder
 from vje.recipes import load_recipe
 from vje.runs import write_json
 from vje.training.distributed import World
 
 RECIPES = ("cifar10", "cifar10-ema")
+METHODS = tuple(f"cifar10-{name}" for name in method_names() if name != "vje")
 MODES: dict[str, dict[str, Any]] = {  # the one in use comes first, so that its first step is timed from cold
     "graph": {"compile": "on", "graph": "on"},
     "compiled": {"compile": "on", "graph": "off"},
     "eager": {"compile": "off", "graph": "off"},
 }
 PEERS = ("lightly/compute", "lightly/end-to-end")
-NAMES = (*(f"{recipe}/{mode}" for recipe in RECIPES for mode in MODES), *PEERS)
+NAMES = (
+    *(f"{recipe}/{mode}" for recipe in RECIPES for mode in MODES),
+    *(f"{recipe}/graph" for recipe in METHODS),
+    *PEERS,
+)
+GROUPS = {"methods": [*(f"{recipe}/graph" for recipe in (*RECIPES, *METHODS))]}
 
 Step = Callable[[], object]
 
@@ -70,6 +79,7 @@ class Plan:
     size: int = 32
     encoder: str = "resnet18"
     workers: int = 15
+    warm: bool = False
 
 
 SMOKE = Plan((*(f"{r}/eager" for r in RECIPES), *PEERS), 2, 2, 1, batch=8, size=16, encoder="resnet8", workers=0)
@@ -103,7 +113,8 @@ def measure(name: str, plan: Plan, data: Data, device: torch.device) -> Result:
         return time.perf_counter() - began
 
     began = time.perf_counter()
-    with cold_compiler() if name.endswith(("/compiled", "/graph")) else nullcontext():
+    compiles = name.endswith(("/compiled", "/graph"))
+    with cold_compiler() if compiles and not plan.warm else nullcontext():
         step = build(name, plan, data, device)
         seconds(step)
         first = time.perf_counter() - began
@@ -171,7 +182,8 @@ def configure(recipe: str, plan: Plan) -> Config:
 def random_images(folder: Path, count: int) -> Path:
     """Stand-in for CIFAR-10: speed does not depend on what is in the pictures."""
     pixels = np.random.default_rng(0).integers(0, 256, (count + 16, 32, 32, 3), dtype=np.uint8)
-    np.savez(folder / "cifar10.npz", train_images=pixels[:count], test_images=pixels[count:])
+    labels = np.arange(count) % 10
+    np.savez(folder / "cifar10.npz", train_images=pixels[:count], train_labels=labels, test_images=pixels[count:])
     return folder
 
 
@@ -192,13 +204,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="holds cifar10.npz; else random images")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {', '.join(NAMES)}, or what is before the /")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="case, such as cifar10/graph; cifar10; methods")
     parser.add_argument("--windows", type=int, default=Plan.windows)
     parser.add_argument("--steps", type=int, default=Plan.steps, help="in a window")
+    parser.add_argument("--warm", action="store_true", help="use what was compiled before; first steps mean nothing")
     parser.add_argument("--smoke", action="store_true", help="a few tiny steps on the CPU, to see that it runs")
     args = parser.parse_args(arguments)
+    args.only = [name for word in args.only or () for name in GROUPS.get(word, [word])]
     known = {*NAMES, *(name.split("/")[0] for name in NAMES)}
-    if unknown := set(args.only or ()) - known:
+    if unknown := set(args.only) - known:
         parser.error(f"--only: no case is called {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
     if not (args.smoke or torch.cuda.is_available()):
         parser.error("there is no CUDA GPU here; --smoke runs a few tiny steps on the CPU")
@@ -207,7 +221,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> None:
     args, console = parse(arguments), Console()
-    plan = SMOKE if args.smoke else Plan(windows=args.windows, steps=args.steps)
+    plan = SMOKE if args.smoke else Plan(windows=args.windows, steps=args.steps, warm=args.warm)
     device = resolve_device("cpu" if args.smoke else "cuda")
     set_determinism(False)
     names = [n for n in plan.names if not args.only or {n, n.split("/")[0]} & set(args.only)]

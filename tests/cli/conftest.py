@@ -1,12 +1,20 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vje.cli.main import main
+from vje.config import to_dict
+from vje.data.arrays import load_npz
+from vje.methods.vje import VJE
+from vje.preprocessing import Preprocessing
+from vje.recipes import load_recipe
+from vje.runs import RunFolder
 
 TINY = ("--encoder", "resnet8", "--size", "8", "--device", "cpu", "--batch", "16", "--epochs", "2", "--workers", "0")
 
@@ -89,3 +97,38 @@ def snapshot():
         }
 
     return read
+
+
+@pytest.fixture(scope="session")
+def make_pixels():
+    """``make_pixels(count, seed)``: small pictures of all degrees of brightness."""
+
+    def make(count, seed):
+        rng = np.random.default_rng(seed)
+        return (rng.integers(0, 64, (count, 8, 8, 3)) + rng.integers(0, 190, (count, 1, 1, 1))).astype(np.uint8)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def save_untrained():
+    """``save_untrained(folder, seed)``: an untrained model."""
+
+    def save(folder, seed=0):
+        torch.manual_seed(seed)
+        VJE("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(folder)
+
+    return save
+
+
+@pytest.fixture
+def run(tmp_path, make_pixels, save_untrained):
+    """An untrained model in the folder of a run with 60 test images of its own."""
+    data = tmp_path / "set.npz"
+    np.savez(data, train_images=make_pixels(50, 1), test_images=make_pixels(60, 2))
+    recipe = load_recipe("digits")
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", to_dict(replace(recipe, data=replace(recipe.data, data=str(data)))))
+    folder.write("data", {"held_out": None, "fingerprint": load_npz(data)["train"].fingerprint()})
+    save_untrained(folder.path)
+    return folder.path

@@ -1,51 +1,22 @@
 import csv
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from vje.config import to_dict
 from vje.data.arrays import load_npz
-from vje.methods.vje import VJE
 from vje.ood.detector import ImageDetector
-from vje.preprocessing import Preprocessing
-from vje.recipes import load_recipe
 from vje.runs import RunFolder
 
 
-def pixels(count: int, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return (rng.integers(0, 64, (count, 8, 8, 3)) + rng.integers(0, 190, (count, 1, 1, 1))).astype(np.uint8)
-
-
-def save_model(run: Path, seed: int = 0) -> None:
-    torch.manual_seed(seed)
-    VJE("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(run)
-
-
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """An untrained model in the folder of a run with 60 test images of its own."""
-    data = tmp_path / "set.npz"
-    np.savez(data, train_images=pixels(50, 1), test_images=pixels(60, 2))
-    recipe = load_recipe("digits")
-    folder = RunFolder.create(tmp_path / "run")
-    folder.write("config", to_dict(replace(recipe, data=replace(recipe.data, data=str(data)))))
-    folder.write("data", {"held_out": None, "fingerprint": load_npz(data)["train"].fingerprint()})
-    save_model(folder.path)
-    return folder.path
-
-
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def pictures(tmp_path: Path, make_pixels) -> Path:
     """12 readable images and one that is none."""
     root = tmp_path / "pictures"
     root.mkdir()
-    for i, x in enumerate(pixels(12, 3)):
+    for i, x in enumerate(make_pixels(12, 3)):
         Image.fromarray(x).save(root / f"{i:02}.png")
     (root / "text.png").write_text("no picture")
     return root
@@ -56,12 +27,12 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("score", "sign"), [("nll", 1), ("kl", -1)])
-def test_calibrated_p_values_equal_brute_force(vje, run: Path, pictures: Path, score: str, sign: int) -> None:
+def test_calibrated_p_values_equal_brute_force(vje, run, pictures, make_pixels, score: str, sign: int) -> None:
     answer = vje("calibrate", run, "--score", score, "--batch", 16)
     assert answer.status == 0 and f"{score} of 60 images" in answer.out and "1/(n + 1) = 0.016" in answer.out
     assert "never: needs 99 images" in answer.out and "60 images are few" in answer.err
     detector = ImageDetector.from_run(run, "cpu", calibrated=False)
-    held_out = sign * detector.score(pixels(60, 2).transpose(0, 3, 1, 2))[score].double().numpy()
+    held_out = sign * detector.score(make_pixels(60, 2).transpose(0, 3, 1, 2))[score].double().numpy()
 
     rows = [row for row in table(vje("score", run, pictures, "--alpha", 0.3).out) if not row["error"]]
     for row in rows:
@@ -95,9 +66,9 @@ def test_calibration_with_a_folder_or_for_a_model_file(vje, run: Path, pictures:
     assert vje("calibrate", run / "nothing").status == 2
 
 
-def test_stale_calibration_is_refused(vje, run: Path, pictures: Path) -> None:
+def test_stale_calibration_is_refused(vje, run: Path, pictures: Path, save_untrained) -> None:
     assert vje("calibrate", run).status == 0
-    save_model(run, seed=1)
+    save_untrained(run, seed=1)
     answer = vje("score", run, pictures)
     assert answer.status == 2 and "vje calibrate" in answer.err and answer.out == ""
     assert vje("calibrate", run).status == 0

@@ -5,56 +5,25 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from vje.config import to_dict
-from vje.data.arrays import load_npz
-from vje.methods.vje import VJE
 from vje.ood.detector import ImageDetector
-from vje.preprocessing import Preprocessing
-from vje.recipes import load_recipe
-from vje.runs import RunFolder
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SCORES = ("nll", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "cosine_mean_z")
 COLUMNS = ["file", *SCORES, "p_value", "outlier", "error"]
 
 
-def pixels(count: int, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return (rng.integers(0, 64, (count, 8, 8, 3)) + rng.integers(0, 190, (count, 1, 1, 1))).astype(np.uint8)
-
-
-def save_model(run: Path, seed: int = 0) -> None:
-    torch.manual_seed(seed)
-    VJE("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(run)
-
-
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """An untrained model in the folder of a run with 60 test images of its own."""
-    data = tmp_path / "set.npz"
-    np.savez(data, train_images=pixels(50, 1), test_images=pixels(60, 2))
-    recipe = load_recipe("digits")
-    folder = RunFolder.create(tmp_path / "run")
-    folder.write("config", to_dict(replace(recipe, data=replace(recipe.data, data=str(data)))))
-    folder.write("data", {"held_out": None, "fingerprint": load_npz(data)["train"].fingerprint()})
-    save_model(folder.path)
-    return folder.path
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path: Path, make_pixels) -> Path:
     """A folder as phones and people leave it."""
     root = tmp_path / "photos"
     (root / "trip" / "empty").mkdir(parents=True)
-    for i, x in enumerate(pixels(12, 3)):
+    for i, x in enumerate(make_pixels(12, 3)):
         Image.fromarray(x).resize((8 + 3 * i, 16)).save(root / f"{i:02}.{('png', 'jpg')[i % 2]}")
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -111,11 +80,11 @@ def test_several_paths_and_names(vje, run: Path, photos: Path, tmp_path: Path, m
     assert [bool(row["error"]) for row in rows] == [False, True, False]
 
 
-def test_arrays_and_splits(vje, run: Path, tmp_path: Path) -> None:
+def test_arrays_and_splits(vje, run: Path, tmp_path: Path, make_pixels) -> None:
     data = tmp_path / "set.npz"
     rows = table(vje("score", run, data, "--split", "train").out)
     assert len(rows) == 50 and rows[7]["file"] == f"{data}:train[7]"
-    expected = ImageDetector.from_run(run, "cpu").score(pixels(50, 1).transpose(0, 3, 1, 2))["nll"]
+    expected = ImageDetector.from_run(run, "cpu").score(make_pixels(50, 1).transpose(0, 3, 1, 2))["nll"]
     assert [float(row["nll"]) for row in rows] == pytest.approx(expected.tolist(), rel=1e-4)
     assert table(vje("score", run, data).out)[59]["file"] == f"{data}[59]"
 
@@ -195,15 +164,19 @@ def test_help_states_the_guarantee(vje) -> None:
         assert word in text
 
 
-def many_files(folder: Path, count: int) -> Path:
-    folder.mkdir()
-    for i, x in enumerate(pixels(count, 4)):
-        Image.fromarray(x).save(folder / f"{i:04}.png")
-    (folder / f"{count // 2:04}.png").write_text("no picture")
-    return folder
+@pytest.fixture
+def many_files(make_pixels):
+    def make(folder: Path, count: int) -> Path:
+        folder.mkdir()
+        for i, x in enumerate(make_pixels(count, 4)):
+            Image.fromarray(x).save(folder / f"{i:04}.png")
+        (folder / f"{count // 2:04}.png").write_text("no picture")
+        return folder
+
+    return make
 
 
-def test_killed_process_is_continued(vje, run: Path, tmp_path: Path) -> None:
+def test_killed_process_is_continued(vje, run: Path, tmp_path: Path, many_files) -> None:
     """Whole rows survive SIGKILL, and --append gives what an uninterrupted job gives, each file once."""
     folder = many_files(tmp_path / "many", 600)
     vje("calibrate", run)
@@ -256,11 +229,11 @@ def test_torn_files_are_continued(vje, run: Path, photos: Path, tmp_path: Path, 
     assert out.read_bytes() == before
 
 
-def test_new_files_are_added(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+def test_new_files_are_added(vje, run: Path, photos: Path, tmp_path: Path, make_pixels) -> None:
     out = tmp_path / "scores.csv"
     vje("score", run, photos, "--out", out)
     first = out.read_bytes()
-    Image.fromarray(pixels(1, 9)[0]).save(photos / "00-new.png")
+    Image.fromarray(make_pixels(1, 9)[0]).save(photos / "00-new.png")
     vje("score", run, photos, "--out", out, "--append")
     assert out.read_bytes().startswith(first)
     assert [Path(row["file"]).name for row in read(out)[16:]] == ["00-new.png"]
@@ -281,7 +254,7 @@ def test_rows_that_mean_something_else_are_not_mixed(vje, run: Path, photos: Pat
     assert vje(*append).status == 0
 
 
-def test_memory_does_not_grow(vje, run: Path, tmp_path: Path, monkeypatch) -> None:
+def test_memory_does_not_grow(vje, run: Path, tmp_path: Path, monkeypatch, many_files) -> None:
     """Only the extremes for the sheet are kept, and rows leave with their batch."""
     from vje.cli import rows, score
 
