@@ -1,0 +1,100 @@
+"""``vje geometry RUN``: how the posterior's statistics go with the place of an image among the classes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from vje.cli.evaluate import run_config
+from vje.errors import UserError
+from vje.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Options:
+    """Geometry of the learned uncertainty, on the images that the encoder was not trained on.
+
+    Class-centre margin and within-class radius of the posterior means, posterior statistics by tertile of the margin,
+    rank correlations, and a t-SNE map coloured by class and by each statistic. Needs a VJE run and labels.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    data_dir: Path | None = None
+    """Where the data is; the default is where it was in training."""
+    points: int = 10_000
+    """Images on the map, at most; 0 for no map."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute."""
+    batch: int = 500
+    """Images at a time."""
+    workers: int = 8
+    """Threads that decode files."""
+
+
+def run(arguments: list[str]) -> int:
+    """Write ``geometry.json`` and ``geometry.png``, print the table."""
+    options = tyro.cli(Options, args=arguments, prog="vje geometry")
+    folder = RunFolder.open(options.run)
+    config = run_config(folder, None, options.data_dir)
+    from rich.console import Console
+
+    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.cli.console import counting
+    from vje.environment import environment
+    from vje.evaluation.evaluate import in_chunks
+    from vje.evaluation.features import cached_features, weights_fingerprint
+    from vje.evaluation.geometry import geometry
+    from vje.models import load_vje
+
+    device = resolve_device(options.device)
+    set_determinism(deterministic=False)
+    model = load_vje(folder.path, str(device))
+    test = open_splits(config.data, config.run.seed, folder.read("data")).test
+    if test.labels is None:
+        raise UserError(f"geometry is between classes, and {config.data.data} has no labels: train with --labels.")
+    with counting(Console(stderr=True), "test images") as report:
+        features = cached_features(model, test, folder.cache, options.batch, options.workers, report)
+    assert features.labels is not None
+    means = in_chunks(model, model.spaces, features.z)["mean"]
+    statistics = in_chunks(model, model.statistics, features.z)
+    result: dict[str, Any] = geometry(means, features.labels.to(device), statistics)
+    result |= {"data": config.data.data, "seed": config.run.seed, "epochs": config.optimizer.epochs}
+    result |= {"finished": folder.model_file.exists(), "weights": weights_fingerprint(model)[:16]}
+    folder.write("geometry", result | {"environment": environment(device)})
+    _print(result)
+    written = [folder.path / "geometry.json"]
+    if options.points:
+        from vje.reporting.geometry import save_geometry, tsne
+
+        print("Drawing the map (t-SNE) ...")
+        rows = slice(None, None, -(-len(means) // options.points))
+        places = tsne(means[rows].cpu().numpy(), seed=config.run.seed)
+        chosen = {name: x[rows].cpu().numpy() for name, x in statistics.items()}
+        written.append(folder.path / "geometry.png")
+        save_geometry(written[-1], places, features.labels[rows].numpy(), chosen)
+    print(f"Written to {' and '.join(map(str, written))}")
+    return 0
+
+
+def _print(result: dict[str, Any]) -> None:
+    """The paper's table."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from vje.evaluation.geometry import STATISTICS
+
+    formats = dict(zip(STATISTICS, ("{:.4f}", "{:.2f}", "{:.2f}", "{:.4f}"), strict=True))
+    table = Table(title=f"{result['data']}: {result['images']:,} images, {result['classes']} classes", box=box.SIMPLE)
+    table.add_column("")
+    for title in ("variance", "NLL", "KL", "anisotropy"):
+        table.add_column(title, justify="right")
+    for third, row in result["tertiles"].items():
+        cells = [" ± ".join(formats[name].format(row[name][key]) for key in ("mean", "std")) for name in STATISTICS]
+        table.add_row(f"{third} margin ({row['images']:,})", *cells)
+    table.add_section()
+    for place, row in result["spearman"].items():
+        table.add_row(f"Spearman with {place}", *(f"{row[name]:+.2f}" for name in STATISTICS))
+    Console().print(table)

@@ -1,0 +1,114 @@
+"""Geometry of learned uncertainty: how posterior statistics go with the place of an image among the classes.
+
+Everything is measured between normalised posterior means (paper, Section "Geometry of learned uncertainty").
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vje.errors import UserError
+
+STATISTICS = ("variance", "nll", "kl", "anisotropy")
+TERTILES = ("low", "mid", "high")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each image is among the classes.
+
+    Attributes:
+        margin: cosine to the own class's centre, less the largest to another's, shape ``[N]``.
+        radius: one minus the cosine to the own class's centre, shape ``[N]``.
+    """
+
+    margin: Tensor
+    radius: Tensor
+
+
+def place(means: Tensor, labels: Tensor) -> Placement:
+    r"""Class-centre margin and within-class radius.
+
+    .. math:: m_i = \cos(\tilde\mu_i, c_{y_i}) - \max_{c \ne y_i} \cos(\tilde\mu_i, c), \quad
+        r_i = 1 - \cos(\tilde\mu_i, c_{y_i})
+
+    with mu~ the unit vectors and c_y the mean of those of class y.
+
+    Args:
+        means: posterior means, shape ``[N, D]``.
+        labels: class numbers, shape ``[N]``.
+
+    >>> found = place(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1]))
+    >>> found.margin, found.radius
+    (tensor([1., 1.]), tensor([0., 0.]))
+    """
+    classes, group = labels.unique(return_inverse=True)
+    if len(classes) < 2:
+        raise UserError("a margin is between classes, and these images are all of one: geometry needs two or more.")
+    unit = normalize(means.double(), dim=1)
+    centres = torch.zeros(len(classes), unit.shape[1], dtype=unit.dtype, device=unit.device)
+    centres = normalize(centres.index_add_(0, group, unit), dim=1)  # a sum has the direction of the mean
+    cosines = unit @ centres.T  # [N, C]
+    own = cosines.gather(1, group[:, None]).squeeze(1)
+    others = cosines.scatter(1, group[:, None], -torch.inf).amax(1)
+    return Placement((own - others).float(), (1 - own).float())
+
+
+def tertiles(values: Tensor) -> Tensor:
+    """Third of the ranking that each value is in: 0 lowest to 2 highest, of sizes that differ by one at most.
+
+    >>> tertiles(torch.tensor([5.0, 1.0, 9.0, 2.0]))
+    tensor([0, 0, 2, 1])
+    """
+    order = values.argsort(stable=True)
+    third = torch.empty_like(order)
+    for number, rows in enumerate(order.tensor_split(3)):
+        third[rows] = number
+    return third
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Spearman's rank correlation, ties sharing their mean rank (scipy's definition)."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(x.cpu().numpy(), y.cpu().numpy()).statistic)
+
+
+def geometry(means: Tensor, labels: Tensor, statistics: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The paper's geometry table: statistics by tertile of the margin, and rank correlations with margin and radius.
+
+    Args:
+        means: posterior means, shape ``[N, D]``.
+        labels: class numbers, shape ``[N]``.
+        statistics: numbers that describe each image, by name, each ``[N]``; those of :data:`STATISTICS` are used.
+
+    Returns:
+        ``tertiles.<low|mid|high>.<statistic>.mean|std`` with ``images`` in each,
+        ``spearman.<margin|radius>.<statistic>``, and the means of margin and radius.
+    """
+    placement = place(means, labels)
+    chosen = {name: statistics[name].to(means.device).double() for name in STATISTICS}
+    third = tertiles(placement.margin)
+    table: dict[str, Any] = {}
+    for number, title in enumerate(TERTILES):
+        rows = third == number
+        row: dict[str, Any] = {
+            name: {"mean": float(x[rows].mean()), "std": float(x[rows].std())} for name, x in chosen.items()
+        }
+        table[title] = row | {"images": int(rows.sum())}
+    correlations = {
+        title: {name: spearman(values, x) for name, x in chosen.items()}
+        for title, values in (("margin", placement.margin), ("radius", placement.radius))
+    }
+    return {
+        "images": len(means),
+        "classes": len(labels.unique()),
+        "margin": float(placement.margin.double().mean()),
+        "radius": float(placement.radius.double().mean()),
+        "tertiles": table,
+        "spearman": correlations,
+    }

@@ -1,0 +1,62 @@
+"""The figure of a posterior's geometry: a map of the posterior means, coloured by class and by each statistic."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+TITLES = {"variance": "mean variance", "nll": "NLL", "kl": "KL", "anisotropy": "anisotropy"}
+
+
+def tsne(means: NDArray[np.float32], seed: int = 0, perplexity: float = 30.0) -> NDArray[np.float32]:
+    """t-SNE of the directions of posterior means ``[N, D]``, shape ``[N, 2]``; deterministic given the seed."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    few = min(50, *unit.shape)  # as is usual: distances hardly change, and neighbours are found much faster
+    reduced = PCA(few, random_state=seed).fit_transform(unit)
+    perplexity = min(perplexity, (len(unit) - 1) / 3)
+    found = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+    return np.asarray(found, dtype=np.float32)
+
+
+def save_geometry(
+    file: Path,
+    places: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    statistics: Mapping[str, NDArray[np.float32]],
+    classes: Sequence[str] | None = None,
+) -> None:
+    """Draw the map once by class and once for each statistic.
+
+    Args:
+        file: picture to write.
+        places: ``[N, 2]``.
+        labels: class numbers ``[N]``.
+        statistics: ``[N]`` each, by name.
+        classes: their names, for the legend.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    grid = figure.add_gridspec(2, 4)
+    axis = figure.add_subplot(grid[:, :2])
+    for number in np.unique(labels)[:20]:
+        rows = labels == number
+        name = str(number) if classes is None else classes[number]
+        axis.scatter(places[rows, 0], places[rows, 1], s=2, label=name, color=f"C{number % 10}", rasterized=True)
+    axis.legend(fontsize=7, markerscale=4, loc="best")
+    axis.set(title="class", xticks=[], yticks=[])
+    spots = [grid[row, column] for row in (0, 1) for column in (2, 3)]
+    for spot, (name, title) in zip(spots, TITLES.items(), strict=True):
+        axis, values = figure.add_subplot(spot), statistics[name]
+        low, high = np.quantile(values, (0.02, 0.98))
+        points = axis.scatter(
+            places[:, 0], places[:, 1], s=1, c=values, cmap="viridis", vmin=low, vmax=high, rasterized=True
+        )
+        axis.set(title=title, xticks=[], yticks=[])
+        figure.colorbar(points, ax=axis, shrink=0.8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=130)

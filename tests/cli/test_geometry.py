@@ -1,0 +1,32 @@
+"""``vje geometry``: the table and the map of a run, and what it cannot be made of."""
+
+import json
+import shutil
+
+import torch
+
+import vje as package
+from vje.data.arrays import load_npz
+from vje.evaluation.geometry import place
+
+
+def test_geometry_is_of_the_held_out_images(vje, trained, tmp_path):
+    run, data = trained
+    mine = tmp_path / "run"
+    shutil.copytree(run, mine)
+    answer = vje("geometry", mine, "--device", "cpu")
+    assert answer.status == 0, answer.err
+    assert "Spearman with margin" in answer.out
+    found = json.loads((mine / "geometry.json").read_text())
+    test = load_npz(data)["test"]
+    model = package.load(mine)
+    means = model.posterior(torch.from_numpy(test.planes(range(len(test))))).mean
+    expected = place(means, torch.as_tensor(test.labels))
+    assert abs(found["margin"] - float(expected.margin.double().mean())) < 1e-4
+    assert sum(found["tertiles"][t]["images"] for t in ("low", "mid", "high")) == len(test)
+    assert (mine / "geometry.png").stat().st_size > 5000
+
+
+def test_what_it_needs_is_said(vje, run):
+    answer = vje("geometry", run, "--device", "cpu")
+    assert answer.status == 2 and "has no labels" in answer.err
