@@ -11,6 +11,7 @@
       checkpoints/         the last few states of training
       model.safetensors    the trained model, and model.json, its description
       evaluation.json      what `vje evaluate` found
+      probe.json           what `vje probe` found
       ood.json             what `vje ood` found, with its figures beside it
       calibration.safetensors    held-out scores that `vje calibrate` keeps for p-values
       cache/               features, by weights and data

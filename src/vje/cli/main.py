@@ -11,11 +11,14 @@ from vje.errors import UserError
 COMMANDS = {
     "train": "train an encoder, or resume a run",
     "evaluate": "k-NN, posterior statistics and effective rank of a run",
+    "probe": "the linear probe: a linear classifier on a run's frozen features",
+    "geometry": "how the posterior varies with an image's place among the classes: table and map",
     "embed": "embeddings and uncertainties of images, to a file",
     "compare": "runs side by side: one table and one figure, seeds averaged",
     "ood": "out-of-distribution detection: every score on every data set",
     "calibrate": "scores of held-out images, kept with a run for p-values",
     "score": "score images: how unusual each is, with p-values and outliers, to a file",
+    "profile": "what training methods cost: parameters, operations, speed and memory",
     "demo": "train on handwritten digits on the CPU and look at the result (two minutes)",
     "recipes": "list the training recipes",
 }

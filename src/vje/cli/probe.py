@@ -1,0 +1,238 @@
+"""``vje probe RUN``: a linear classifier on frozen features, as a table and as ``probe.json``."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from vje.cli.evaluate import run_config
+from vje.config import Config
+from vje.errors import UserError
+from vje.runs import RunFolder
+
+if TYPE_CHECKING:
+    from vje.data.sources import ImageSource
+    from vje.data.splits import Splits
+    from vje.evaluation.features import Features
+    from vje.methods.method import Method
+
+MOMENTUM = 0.9
+KEPT_BYTES = 8 * 2**30
+"""Training features that would take more than this are not kept but computed as they are wanted."""
+TITLES = {"z": "z", "mean": "posterior mean", "target": "EMA encoder's z"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The linear probe: how well a linear classifier does on the frozen features of a run.
+
+    Every learning rate has two classifiers, all trained in one pass with SGD and a cosine to zero. One passes over
+    the training images held out, which choose the rate; the other learns from all training images, and its accuracy
+    on the test images is reported.
+    """
+
+    run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
+    """Run folder."""
+    space: str = "z"
+    """Features: z, mean (of VJE's posterior), target (the EMA encoder's z), or all that the run has."""
+    epochs: int = 100
+    """Passes over the training images."""
+    batch: int = 256
+    """Images a step."""
+    lr: tuple[float, ...] = ()
+    """Learning rates to try; the default is eight of them, from 0.001 to 3."""
+    weight_decay: float = 0.0
+    """L2 penalty of the weights."""
+    held_out: float = 0.1
+    """Fraction of the training images that chooses the learning rate, 10,000 images at most."""
+    standardize: bool = True
+    """Bring every feature to mean 0 and standard deviation 1, so that rates suit any encoder."""
+    augment: bool = False
+    """Train on random crops and flips, as is usual for ImageNet; done anyway where features would take over 8 GiB."""
+    seed: int = 0
+    """Of the order, the crops and the images held out."""
+    labels: Path | None = None
+    """File of labels, if the data has none: CSV with columns file,label, or .npy."""
+    data_dir: Path | None = None
+    """Where named data sets are; the default is where they were in training."""
+    data: str | None = None
+    """Name, folder or .npz, if the data has moved."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute."""
+    workers: int = 8
+    """Threads or processes that decode files."""
+
+
+def run(arguments: list[str]) -> int:
+    """Train classifiers, print and write."""
+    options = tyro.cli(Options, args=arguments, prog="vje probe")
+    _check(options)
+    folder = RunFolder.open(options.run)
+
+    from vje.data.registry import check_data
+
+    config = run_config(folder, options.data, options.data_dir)
+    config = replace(config, data=replace(config.data, labels=options.labels or config.data.labels))
+    check_data(config.data.data, config.data.data_dir)
+    result = probe_run(folder, config, options)
+    file = folder.write("probe", result)
+    print_table(result)
+    print(f"\nWritten to {file}")
+    return 0
+
+
+def _check(options: Options) -> None:
+    for name, value in (("--epochs", options.epochs), ("--batch", options.batch)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}.")
+    for rate in options.lr:
+        if not 0 < rate < float("inf"):
+            raise UserError(f"--lr must be positive numbers, got {rate}.")
+    if options.weight_decay < 0:
+        raise UserError(f"--weight-decay must be 0 or more, got {options.weight_decay}.")
+    if not 0 < options.held_out < 1:
+        raise UserError(f"--held-out must be between 0 and 1, got {options.held_out}.")
+
+
+def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, Any]:
+    """What ``probe.json`` holds."""
+    from rich.console import Console
+
+    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.cli.console import counting
+    from vje.cli.probe_images import augmented, stored
+    from vje.evaluation.features import cached_features
+    from vje.evaluation.probe import RATES, Split, linear_probe
+    from vje.evaluation.spaces import stored_spaces
+    from vje.models import load
+
+    device = resolve_device(options.device)
+    set_determinism(deterministic=False)
+    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    _check_images(splits, config, options)
+    model = load(folder.path, str(device))
+    names = _spaces(model, options.space)
+    console = Console(stderr=True)
+
+    def features(what: str, source: "ImageSource") -> "Features":
+        with counting(console, f"{what} images") as report:
+            return cached_features(model, source, folder.cache, workers=options.workers, report=report)
+
+    test = features("test", splits.test)
+    assert test.labels is not None
+    augment = options.augment or _too_many(splits.bank, model, names)
+    prepare = augmented if augment else stored
+    training = prepare(model, splits.bank, names, features, config, options)
+    with counting(console, "epochs of the probe") as report:
+        found = linear_probe(
+            training,
+            Split(stored_spaces(model, test, names), test.labels),
+            rates=sorted(options.lr) or RATES,
+            epochs=options.epochs,
+            momentum=MOMENTUM,
+            weight_decay=options.weight_decay,
+            standardize=options.standardize,
+            report=report,
+        )
+    images = {"train": len(training.labels), "held_out": len(training.validation.labels), "test": len(test.labels)}
+    return {
+        "data": config.data.data,
+        "spaces": {name: result.as_dict() for name, result in found.items()},
+        "images": images,
+        "classes": len(training.labels.unique()),
+        **_protocol(options, augment),
+        **_origin(model),
+    }
+
+
+def _protocol(options: Options, augment: bool) -> dict[str, Any]:
+    """How the classifiers were trained."""
+    return {
+        "epochs": options.epochs,
+        "batch": options.batch,
+        "momentum": MOMENTUM,
+        "weight_decay": options.weight_decay,
+        "standardize": options.standardize,
+        "augment": augment,
+        "seed": options.seed,
+    }
+
+
+def _origin(model: "Method") -> dict[str, Any]:
+    from vje.environment import environment
+    from vje.evaluation.features import weights_fingerprint
+
+    device = next(model.parameters()).device
+    return {"method": model.name(), "weights": weights_fingerprint(model)[:16], "environment": environment(device)}
+
+
+def _check_images(splits: "Splits", config: Config, options: Options) -> None:
+    """Refuse data that cannot be probed, before anything is computed."""
+    if splits.bank.labels is None or splits.test.labels is None:
+        raise UserError(
+            f"the linear probe needs labels, and {config.data.data} has none: give them with --labels FILE "
+            "(CSV with columns file,label, or .npy)."
+        )
+    count = len(splits.bank)
+    if count < options.batch:
+        raise UserError(
+            f"--batch {options.batch} is more than the {count} training images: use --batch {max(1, count // 2)}."
+        )
+
+
+def _spaces(model: "Method", wanted: str) -> list[str]:
+    from vje.evaluation.spaces import space_names
+
+    known = space_names(model)
+    if wanted != "all" and wanted not in known:
+        raise UserError(f"--space {wanted}: this {model.name()} run has {', '.join(known)}; use one of them, or all.")
+    return known if wanted == "all" else [wanted]
+
+
+def _too_many(bank: "ImageSource", model: "Method", names: list[str]) -> bool:
+    size = 4 * len(bank) * model.encoder.dim * len(names)
+    if size > KEPT_BYTES:
+        print(f"The features of {len(bank):,} images would take {size / 2**30:.0f} GiB: training on crops and flips.")
+    return size > KEPT_BYTES
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """The result for a person."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    images = result["images"]
+    title = f"Linear probe on {result['data']}: {images['train']:,} training and {images['test']:,} test images"
+    table = Table(title=Text(title, "table.title"))
+    table.add_column("features")
+    for column in ("learning rate", "held out, top-1", "test, top-1", "test, top-5"):
+        table.add_column(column, justify="right")
+    for space, found in result["spaces"].items():
+        for rate in found["rates"]:
+            top5 = "" if rate["test_top5"] is None else f"{rate['test_top5']:.2f}%"
+            table.add_row(
+                TITLES.get(space, space),
+                f"{rate['lr']:g}",
+                f"{rate['validation_top1']:.2f}%",
+                f"{rate['test_top1']:.2f}%",
+                top5,
+                style="bold" if rate["lr"] == found["lr"] else "dim",
+                end_section=rate is found["rates"][-1],
+            )
+    Console().print(table)
+    for space, found in result["spaces"].items():
+        print(_summary(TITLES.get(space, space), found, images["held_out"]))
+
+
+def _summary(space: str, found: dict[str, Any], held_out: int) -> str:
+    top5 = "" if found["top5"] is None else f", {found['top5']:.2f}% top-5"
+    rates = [rate["lr"] for rate in found["rates"]]
+    text = (
+        f"{space}: {found['top1']:.2f}% top-1{top5} at the rate {found['lr']:g}, "
+        f"chosen on {held_out:,} training images held out."
+    )
+    if len(rates) > 1 and found["lr"] in (rates[0], rates[-1]):
+        text += f" It is the {'smallest' if found['lr'] == rates[0] else 'largest'} tried: try others with --lr."
+    return text

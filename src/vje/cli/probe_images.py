@@ -1,0 +1,83 @@
+"""What `vje probe` trains on: features that were computed before, or augmented images as they come."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vje.config import Config
+from vje.data.augment import Augmentation
+from vje.data.resident import load_resident
+from vje.data.sources import ImageSource
+from vje.evaluation.features import Features
+from vje.evaluation.probe import Split, Training, hold_out, shuffled, stored_training
+from vje.evaluation.spaces import EncodedBatches, stored_spaces
+from vje.methods.method import Method
+from vje.training.batches import ResidentBatches, StreamBatches
+
+if TYPE_CHECKING:
+    from vje.cli.probe import Options
+
+REFERENCE = 20_000
+"""Images whose features are standardised by, where not all are at hand."""
+
+FeaturesOf = Callable[[str, ImageSource], Features]
+
+
+def stored(
+    model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, _: Config, options: "Options"
+) -> Training:
+    """Training on features without augmentation, each computed once."""
+    found = features("training", bank)
+    assert found.labels is not None
+    spaces = stored_spaces(model, found, names)
+    return stored_training(spaces, found.labels, options.batch, options.held_out, options.seed)
+
+
+def augmented(
+    model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, config: Config, options: "Options"
+) -> Training:
+    """Training on random crops and flips; the images held out are seen whole, as test images are."""
+    assert bank.labels is not None
+    held = hold_out(len(bank), options.held_out, options.seed)
+    few = shuffled(len(bank), options.seed)[: max(REFERENCE, len(held))]  # the images held out come first
+    found = features("reference", bank.subset(few.numpy()))
+    reference = stored_spaces(model, found, names)
+    inner = found.kept < len(held)  # unreadable files have no features
+    assert found.labels is not None
+    validation = Split({name: x[inner.to(x.device)] for name, x in reference.items()}, found.labels[inner])
+    batches = _encoded(model, bank, names, config, options)
+    return Training(batches, torch.as_tensor(bank.labels), held, validation, reference)
+
+
+def _encoded(model: Method, bank: ImageSource, names: list[str], config: Config, options: "Options") -> EncodedBatches:
+    """The run's crops and flips, on images that live on the device or are streamed to it."""
+    prepare, device, settings = model.preprocessing, next(model.parameters()).device, config.augment
+    assert prepare is not None
+    area, ratio = settings.crop_area, settings.crop_ratio
+    images: ResidentBatches | StreamBatches
+    if bank.uniform_shape is not None:
+        side = min(bank.uniform_shape)
+        found = load_resident(bank, side, side, prepare.channels, options.workers)
+        places = torch.from_numpy(found.kept).to(device)
+        images = ResidentBatches(found.images.to(device), options.batch, options.batch, 0, options.seed, places)
+    else:
+        images = StreamBatches(
+            bank.labelled(np.arange(len(bank))),
+            size=prepare.crop,
+            channels=prepare.channels,
+            area=area,
+            ratio=ratio,
+            global_batch=options.batch,
+            rank=0,
+            world=1,
+            seed=options.seed,
+            epochs=options.epochs,
+            workers=min(options.workers, os.cpu_count() or 1),
+            device=device,
+        )
+    augmentation = Augmentation(prepare.crop, area, ratio, settings.flip, jitter=0.0, grayscale=0.0)
+    autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return EncodedBatches(model, images, augmentation, names, options.batch, options.seed, autocast)
