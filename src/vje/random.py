@@ -22,6 +22,7 @@ class Stream(IntEnum):
     VIEW_1 = 0
     VIEW_2 = 1
     POSTERIOR = 2
+    SLICES = 3
 
 
 @dataclass(frozen=True)

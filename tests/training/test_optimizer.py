@@ -1,13 +1,18 @@
-"""Our set-up of SGD against torch's plain one, and what is decayed."""
+"""Our set-up of SGD, LARS and AdamW against plain ones, what is decayed, and what keeps its learning rate."""
 
 import copy
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from vje.methods.vje import VJE
 from vje.networks.encoders import build_encoder
+from vje.recipes import load_recipe
+from vje.runs import RunFolder
+from vje.training import checkpoint
 from vje.training.optimizer import build_optimizer
 
 RATES = [0.05, 0.1, 0.2, 0.15, 0.02]
@@ -68,3 +73,160 @@ def test_the_first_step_is_not_special():
     optimizer = build_optimizer(module, "sgd", torch.tensor(0.1), 0.9, 0.0)
     assert all(not optimizer.state[p]["momentum_buffer"].any() for p in module.parameters())
     assert build_optimizer(network(), "sgd", torch.tensor(0.1), 0.0, 0.0).state == {}
+
+
+# AdamW and LARS
+
+
+def numpy_adamw(w, gradients, rates, decay):
+    """The path of one weight (Loshchilov and Hutter 2019, algorithm 2, with torch's defaults)."""
+    m, v, path = np.zeros_like(w), np.zeros_like(w), []
+    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = w - rate * (m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8) + decay * w)
+        path.append(w)
+    return path
+
+
+def numpy_lars(w, gradients, rates, decay, adapt):
+    v, path = np.zeros_like(w), []
+    for raw, rate in zip(gradients, rates, strict=True):
+        g = raw + decay * w
+        v = 0.9 * v + (1e-3 * np.linalg.norm(w) / np.linalg.norm(g) * g if adapt else g)
+        w = w - rate * v
+        path.append(w)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lars"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_steps_of_adamw_and_lars_are_the_reference_s(kind, weight_decay):
+    module = network()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.1)  # no bias or norm starts at zero, so that each would be seen to be decayed or adapted
+    start = [p.detach().numpy().copy() for p in module.parameters()]
+    lr = torch.tensor(1.0, dtype=torch.float64)
+    optimizer = build_optimizer(module, kind, lr, 0.9, weight_decay)
+    gradients, path = [], []
+    for number, rate in enumerate(RATES):
+        lr.fill_(rate)
+        backward(module, number)
+        gradients.append([p.grad.numpy().copy() for p in module.parameters()])
+        optimizer.step()
+        path.append([p.detach().numpy().copy() for p in module.parameters()])
+    for i, w in enumerate(start):
+        own, matrix = [g[i] for g in gradients], w.ndim > 1
+        decay = weight_decay if matrix else 0.0
+        expected = numpy_adamw(w, own, RATES, decay) if kind == "adamw" else numpy_lars(w, own, RATES, decay, matrix)
+        np.testing.assert_allclose([weights[i] for weights in path], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+def test_a_stopped_step_changes_no_weight_and_no_state(kind):
+    module = network()
+    optimizer = build_optimizer(module, kind, torch.tensor(0.1, dtype=torch.float64), 0.9, 0.1)
+    optimizer.found_inf = torch.zeros(())
+    backward(module, 0)
+    optimizer.step()
+
+    def everything():
+        state = [x.clone() for p in module.parameters() for x in optimizer.state[p].values()]
+        return [p.detach().clone() for p in module.parameters()] + state
+
+    before = everything()
+    optimizer.found_inf.fill_(1)
+    for p in module.parameters():
+        p.grad = torch.full_like(p, float("nan"))
+    optimizer.step()
+    assert all(torch.equal(x, y) for x, y in zip(everything(), before, strict=True))
+    optimizer.found_inf.zero_()
+    backward(module, 1)
+    optimizer.step()
+    assert not any(torch.equal(x, y) for x, y in zip(everything(), before, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+def test_state_is_there_before_the_first_step(kind):
+    """A checkpoint of any step then fits a new optimiser, and a captured graph has its buffers."""
+    module = network()
+    optimizer = build_optimizer(module, kind, torch.tensor(0.1, dtype=torch.float64), 0.9, 0.1)
+    names = [{name: x.shape for name, x in optimizer.state[p].items()} for p in module.parameters()]
+    assert not any(x.any() for p in module.parameters() for x in optimizer.state[p].values())
+    backward(module, 0)
+    optimizer.step()
+    assert [{name: x.shape for name, x in optimizer.state[p].items()} for p in module.parameters()] == names
+
+
+def test_without_momentum_lars_has_no_state():
+    module = network()
+    optimizer = build_optimizer(module, "lars", torch.tensor(0.1, dtype=torch.float64), 0.0, 0.1)
+    backward(module, 0)
+    optimizer.step()
+    assert optimizer.state == {}
+
+
+# Parameters whose rate is constant
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+def test_constant_parameters_keep_their_rate(kind):
+    """Each parameter goes as it would if all had its own schedule; gradients are given, so that none feels others."""
+
+    def run(constant, rates):
+        module = network()
+        chosen = list(module[3].parameters()) if constant else []
+        lr = torch.tensor(rates[0], dtype=torch.float64)
+        optimizer = build_optimizer(module, kind, lr, 0.9, 0.1, chosen)
+        for number, rate in enumerate(rates):
+            optimizer.param_groups[0]["lr"].fill_(rate)  # where the trainer writes to
+            generator = torch.Generator().manual_seed(number)
+            for p in module.parameters():
+                p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            optimizer.step()
+        return module
+
+    mixed, changing, fixed = run(True, RATES), run(False, RATES), run(False, [RATES[0]] * len(RATES))
+    for layer, other in ((0, changing), (1, changing), (3, fixed)):
+        for p, q in zip(mixed[layer].parameters(), other[layer].parameters(), strict=True):
+            assert torch.equal(p, q)
+    assert not torch.equal(changing[3].weight, fixed[3].weight)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+def test_constant_parameters_are_decayed_like_others(kind):
+    module = network()
+    optimizer = build_optimizer(module, kind, torch.tensor(0.1), 0.9, 0.1, module[3].parameters())
+    decay = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decay == {p: 0.1 if p.ndim > 1 else 0.0 for p in module.parameters()}
+
+
+# A run that stops and goes on
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("lejepa", {"optimizer": "adamw"}),
+        ("vicreg", {"optimizer": "lars"}),
+        ("vicreg", {"optimizer": "lars", "sgd_momentum": 0.0}),
+    ],
+    ids=["adamw", "lars", "lars-without-momentum"],
+)
+def test_a_run_is_resumed_bit_for_bit(train, make_npz, tmp_path, method, settings):
+    recipe = load_recipe(f"digits-{method}")
+    config = replace(
+        recipe,
+        data=replace(recipe.data, data=str(make_npz(tmp_path / "small.npz", train=32, test=12))),
+        settings=replace(recipe.settings, hidden=16),
+        optimizer=replace(recipe.optimizer, epochs=1, batch=8, **settings),
+        run=replace(recipe.run, device="cpu"),
+    )
+    train(config, tmp_path / "whole")
+    torch.manual_seed(1)  # a new process would not know the old one's random state
+    assert train(config, tmp_path / "pieces", stop_after=2).steps_done == 2
+    train(config, tmp_path / "pieces")
+    (ours, _), (expected, _) = (checkpoint.newest(RunFolder(tmp_path / x).checkpoints) for x in ("pieces", "whole"))
+    assert ours.info["step"] == expected.info["step"] == 4
+    assert ours.tensors.keys() == expected.tensors.keys()
+    assert [name for name, x in ours.tensors.items() if not torch.equal(x, expected.tensors[name])] == []

@@ -22,7 +22,8 @@ class StepOutput(NamedTuple):
 
     Attributes:
         loss: scalar to minimise, already averaged over the local batch.
-        parts: named scalars to report (loss terms, posterior statistics); detached, same keys every step.
+        parts: named scalars to report (loss terms, posterior statistics); detached, same keys every step. The alarms
+            take ``variance`` and ``kl`` for the posterior's, so other things have other names.
         embeddings: detached encoder outputs of the first view, shape ``[B, D]``, for diagnostics.
     """
 

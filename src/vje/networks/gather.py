@@ -1,9 +1,10 @@
 """The rows of every process, for losses that look across samples."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.nn.functional import all_gather
 
 
 def gather(x: Tensor) -> Tensor:
@@ -18,10 +19,28 @@ def gather(x: Tensor) -> Tensor:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x
-    return torch.cat(all_gather(x.contiguous()))
+    rows: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]
+    return rows
 
 
 def gathered(x: Tensor) -> Tensor:
     """:func:`gather` without gradients."""
     with torch.no_grad():
         return gather(x.detach())
+
+
+class _Gather(torch.autograd.Function):
+    """The collective and its adjoint: rows go to all, and all processes' gradients of them come back summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()]

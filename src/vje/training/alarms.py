@@ -84,7 +84,7 @@ class CollapseWatch:
         if rank < 0.25 * self.peak_rank or rank < 2:
             found["rank"] = (
                 f"The embeddings are collapsing: effective rank {rank:.1f} of {self.dim}, down from "
-                f"{max(self.peak_rank, rank):.1f}. Try a lower --lr, a larger --batch, or --target ema."
+                f"{max(self.peak_rank, rank):.1f}. Try a lower --lr or a larger --batch; for VJE, --target ema."
             )
         accuracy = record.get("knn", {}).get("z")
         if accuracy is not None and self.chance is not None and accuracy < _above(self.chance):

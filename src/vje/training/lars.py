@@ -44,18 +44,18 @@ class LARS(torch.optim.Optimizer):
                     self._update(p, p.grad, group)
 
     def _update(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[p]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p)
-        gradient = gradient + group["weight_decay"] * p
+        velocity = gradient + group["weight_decay"] * p
         if group["adapt"]:
-            weight_norm, norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(gradient)
+            weight_norm, norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(velocity)
             ratio = group["trust"] * weight_norm / norm
-            gradient = gradient * torch.where((weight_norm > 0) & (norm > 0), ratio, 1.0)
-        velocity = group["momentum"] * state["momentum_buffer"] + gradient
-        moved = p - group["lr"] * velocity
-        if self.found_inf is not None:
-            stopped = self.found_inf > 0
-            velocity, moved = torch.where(stopped, state["momentum_buffer"], velocity), torch.where(stopped, p, moved)
-        state["momentum_buffer"].copy_(velocity)
-        p.copy_(moved)
+            velocity = velocity * torch.where((weight_norm > 0) & (norm > 0), ratio, 1.0)
+        if group["momentum"]:  # without it there is nothing to remember, and nothing for a checkpoint to hold
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffer = self.state[p]["momentum_buffer"]
+            velocity = group["momentum"] * buffer + velocity
+            buffer.copy_(self._unless_stopped(velocity, buffer))
+        p.copy_(self._unless_stopped(p - group["lr"] * velocity, p))
+
+    def _unless_stopped(self, new: Tensor, old: Tensor) -> Tensor:
+        return new if self.found_inf is None else torch.where(self.found_inf > 0, old, new)
