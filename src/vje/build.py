@@ -261,7 +261,7 @@ def build_loop(
         batches=batches,
         views=Views(build_augmentations(config.augment, config.data.size)[: method.views], data.preprocessing),
         learning_rates=rates,
-        momenta=cosine_to_one(method.target_momentum, steps).to(device),
+        momenta=_momenta(method, steps).to(device),
         seed=config.run.seed,
         options=step_options(config, device, world, share, steps),
         wrapped=_distributed(method) if world.size > 1 else None,
@@ -280,6 +280,11 @@ def build_loop(
         checkpoint_epochs=config.run.checkpoint_epochs,
         checkpoint_seconds=config.run.checkpoint_seconds,
     )
+
+
+def _momenta(method: Method, steps: int) -> Tensor:
+    start = method.target_momentum
+    return cosine_to_one(start, steps) if method.momentum_rises else torch.full((steps,), start)
 
 
 def _distributed(method: Method) -> DistributedDataParallel:

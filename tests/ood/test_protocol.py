@@ -4,6 +4,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from vje.evaluation.features import Features
+from vje.methods.supervised import Supervised
 from vje.methods.vje import VJE
 from vje.ood.protocol import build_scorer, compare, mean_and_std, summarize
 
@@ -73,3 +74,15 @@ def test_sets_of_ones_own_have_only_an_average() -> None:
 def test_several_runs_give_mean_and_sample_deviation() -> None:
     merged = mean_and_std([{"s": {"near": 1.0}}, {"s": {"near": 2.0}}, {"s": {"near": 6.0}}])
     assert merged["s"]["near"] == pytest.approx({"mean": 3.0, "std": np.std([1, 2, 6], ddof=1)})
+
+
+def test_a_trained_classifier_is_judged_by_its_own_logits():
+    torch.manual_seed(0)
+    model = Supervised("resnet8", classes=3).eval()
+    z, labels = torch.rand(40, 256), torch.arange(40) % 3
+    scorer = build_scorer(model, Features(z, None, torch.arange(40), [], labels))
+    logits = z.double() @ model.classifier.weight.double().T + model.classifier.bias.double()
+    found = scorer(z)
+    np.testing.assert_allclose(found["energy"], -logits.logsumexp(1).detach().numpy(), rtol=1e-5)
+    np.testing.assert_allclose(found["msp"], 1 - logits.softmax(1).amax(1).detach().numpy(), rtol=1e-5)
+    assert "nll" not in found

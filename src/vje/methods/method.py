@@ -47,12 +47,14 @@ class Method(nn.Module, ABC):
     Attributes:
         needs_labels: whether ``forward`` wants the images' classes.
         views: how many views of each image it wants, at most 2.
-        target_momentum: of the moving-average encoder at the start; it rises to 1 on a cosine.
+        target_momentum: of the moving-average encoder at the start.
+        momentum_rises: whether it rises to 1 on a cosine, or stays.
         batch_norm: "joint" statistics (one pass over all views) or "separate" ones (a pass each).
     """
 
     needs_labels: ClassVar[bool] = False
     views: ClassVar[int] = 2
+    momentum_rises: ClassVar[bool] = True
     target_momentum: float = 1.0
     batch_norm: BatchNormViews = "joint"
 
@@ -109,6 +111,10 @@ class Method(nn.Module, ABC):
                 ``[B, C, H, W]``, which is sent through it here.
         """
         return at_least_float32(self.encoder(self._prepared(images)))
+
+    def linear_classifier(self) -> nn.Linear | None:
+        """The classifier on z that was trained with the encoder, for methods that have one."""
+        return None
 
     def spaces(self, z: Tensor) -> dict[str, Tensor]:
         """Other representations than z itself that k-NN should be tried on, each ``[B, D]``."""

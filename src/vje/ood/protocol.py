@@ -16,7 +16,7 @@ from torch import Tensor
 from vje.evaluation.features import Features
 from vje.methods.method import Method
 from vje.ood.detectors import KNN, MSP, Detector, Energy, FeatureNorm, Mahalanobis, ReAct, ViM
-from vje.ood.linear import fit_linear
+from vje.ood.linear import LinearClassifier, fit_linear
 from vje.ood.metrics import all_metrics, auroc
 from vje.ood.scores import model_scores
 
@@ -86,7 +86,8 @@ def build_scorer(
     }
     if bank.labels is not None:
         labels = bank.labels.to(device)
-        classifier = fit_linear(features, labels)
+        own = model.linear_classifier()
+        classifier = fit_linear(features, labels) if own is None else LinearClassifier(own.weight, own.bias)
         detectors |= {
             "mahalanobis_class": tuned(
                 "mahalanobis_class",

@@ -1,0 +1,194 @@
+"""SwAV's assignments and loss against a slow re-implementation in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vje
+from vje.methods.swav import SwAV, sinkhorn, swapped_prediction_loss
+from vje.recipes import load_recipe
+
+
+def reference_assignments(scores, epsilon, iterations):
+    """The transport plan by its two scaling vectors, with the paper's marginals 1/K and 1/N."""
+    kernel = np.exp(np.asarray(scores, dtype=np.float64) / epsilon)  # [N, K]
+    samples, prototypes = kernel.shape
+    u = np.ones(samples)
+    for _ in range(iterations):
+        v = 1 / prototypes / (kernel.T @ u)
+        u = 1 / samples / (kernel @ v)
+    return samples * u[:, None] * kernel * v[None, :]
+
+
+def reference_loss(y, weights, temperature=0.1, epsilon=0.05, iterations=3):
+    """y ``[2, B, P]``: code of one view, softmax of the other, image by image."""
+    y, weights = np.asarray(y, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    unit = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (y, weights)]
+    scores = unit[0] @ unit[1].T
+    codes = [reference_assignments(view, epsilon, iterations) for view in scores]
+    losses = []
+    for t, s in ((0, 1), (1, 0)):
+        for c, q in zip(scores[t], codes[s], strict=True):
+            log_partition = math.log(sum(math.exp(x / temperature) for x in c))
+            losses.append(-sum(qk * (ck / temperature - log_partition) for qk, ck in zip(q, c, strict=True)))
+    return np.mean(losses)
+
+
+def random_scores(samples, prototypes, seed=0):
+    return 2 * torch.rand(samples, prototypes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1
+
+
+def two_views(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(2)]
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return SwAV("resnet8", **{"hidden": 16, "projection": 8, "prototypes": 5, "frozen_steps": 0, **options})
+
+
+# Assignments
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    samples=st.integers(1, 12),
+    prototypes=st.integers(2, 9),
+    epsilon=st.floats(0.05, 1),
+    iterations=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_sinkhorn_equals_the_transport_plan(samples, prototypes, epsilon, iterations, seed):
+    scores = random_scores(samples, prototypes, seed)
+    found = sinkhorn(scores, epsilon, iterations)
+    np.testing.assert_allclose(found, reference_assignments(scores, epsilon, iterations), rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(found.sum(1), 1)  # every sample is assigned once
+
+
+@pytest.mark.parametrize(("samples", "prototypes"), [(12, 4), (4, 12)])
+def test_with_enough_iterations_prototypes_are_used_alike(samples, prototypes):
+    found = sinkhorn(random_scores(samples, prototypes), epsilon=0.2, iterations=500)
+    np.testing.assert_allclose(found.sum(0), samples / prototypes, rtol=1e-6)
+
+
+def test_a_prototype_that_all_like_and_a_sample_that_likes_all_are_nothing_special():
+    scores = random_scores(6, 4)
+    popular, keen = scores + random_scores(1, 4, seed=1), scores + random_scores(6, 1, seed=2)
+    torch.testing.assert_close(sinkhorn(popular), sinkhorn(scores))
+    torch.testing.assert_close(sinkhorn(keen, 0.3, 500), sinkhorn(scores, 0.3, 500))  # this only in the limit
+
+
+def test_a_tiny_epsilon_gives_a_matching_in_float32():
+    scores = torch.eye(3)[[2, 0, 1]]
+    torch.testing.assert_close(sinkhorn(scores, epsilon=1e-3), scores)
+
+
+def test_assignments_carry_no_gradient():
+    assert not sinkhorn(random_scores(3, 2).requires_grad_()).requires_grad
+
+
+def test_the_loss_of_perfect_predictions_is_the_entropy_of_the_codes():
+    codes = torch.rand(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(1).repeat(2, 1)
+    entropy = -(codes * codes.log()).sum(1).mean()
+    torch.testing.assert_close(swapped_prediction_loss(0.1 * codes.log(), codes), entropy)
+
+
+# The method
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.3, "epsilon": 0.2, "iterations": 1}])
+def test_a_step_of_the_method(options):
+    model, seen = make(**options), []
+    model.projector.register_forward_hook(lambda *args: seen.append(args[-1].detach()))
+    output = model(two_views())
+    assert len(seen) == 1  # both views in one pass
+    expected = reference_loss(seen[0].view(2, 4, 8), model.prototype_weights.detach(), **options)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-4)
+    assert output.embeddings.shape == (4, 256)
+    output.loss.backward()
+    trained = (*model.encoder.parameters(), *model.projector.parameters(), model.prototype_weights)
+    assert all(p.grad.abs().sum() > 0 for p in trained)
+
+
+def test_the_length_of_prototypes_does_not_matter():
+    model, views = make(), two_views()
+    loss = model(views).loss
+    with torch.no_grad():
+        model.prototype_weights.mul_(torch.linspace(0.1, 3, 5).unsqueeze(1))
+    torch.testing.assert_close(model(views).loss, loss)
+
+
+def test_gradients_treat_the_codes_as_constants():
+    """The gradient in the scores is (softmax - code of the other view) / (2B tau)."""
+    scores = random_scores(6, 4).requires_grad_()
+    codes = torch.cat([sinkhorn(view) for view in scores.chunk(2)])
+    swapped_prediction_loss(scores, codes, temperature=0.3).backward()
+    expected = ((scores / 0.3).softmax(1) - codes[[3, 4, 5, 0, 1, 2]]) / (6 * 0.3)
+    torch.testing.assert_close(scores.grad, expected.detach())
+
+
+def test_prototypes_stand_still_at_the_start():
+    model = make(frozen_steps=2)
+    for step in range(4):
+        model.zero_grad()
+        model(two_views(step)).loss.backward()
+        assert (model.prototype_weights.grad.abs().sum() > 0) == (step >= 2)
+        assert all(p.grad.abs().sum() > 0 for p in model.projector.parameters())
+    assert model.steps == 4
+    model.eval()(two_views())
+    assert model.steps == 4  # only training counts
+
+
+def test_under_autocast_the_loss_is_float32():
+    model, seen = make(), []
+    model.projector.register_forward_hook(lambda *args: seen.append(args[-1].detach()))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(two_views()).loss
+    assert seen[0].dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    expected = reference_loss(seen[0].view(2, 4, 8).float(), model.prototype_weights.detach())
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_settings_survive_saving(tmp_path):
+    model, views = make(epsilon=0.1, iterations=2, frozen_steps=7), two_views()
+    model(views)  # moves the batch-norm statistics
+    loaded = vje.load(model.save(tmp_path))
+    assert isinstance(loaded, SwAV)
+    assert loaded.hyperparameters() == model.hyperparameters()
+    assert loaded.steps == 1
+    assert loaded(views).loss == model.eval()(views).loss
+    assert torch.equal(loaded.embed(views[0]), model.embed(views[0]))
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
+def test_recipes_load(data):
+    config = load_recipe(f"{data}-swav")
+    config.check()
+    assert (config.settings.temperature, config.settings.epsilon, config.settings.iterations) == (0.1, 0.05, 3)
+    images = {"imagenet1k": 1_281_167, "digits": 1438}.get(data, 50_000)
+    assert config.settings.frozen_steps == pytest.approx(images / config.optimizer.batch, abs=1)  # an epoch
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, r"temperature must be positive.*got 0\.0"),
+        ({"epsilon": -0.1}, r"epsilon must be positive.*got -0\.1"),
+        ({"prototypes": 1}, "prototypes must be 2 or more.*got 1"),
+        ({"iterations": 0}, "iterations 1 or more, got 5 and 0"),
+    ],
+)
+def test_bad_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_another_number_of_views_is_refused():
+    with pytest.raises(ValueError, match="two views of each image, got 1"):
+        make()(two_views()[:1])
