@@ -148,7 +148,12 @@ class VJE(Method):
 
     def _nll(self, observed: Tensor, sample: Tensor, variance: Tensor) -> dict[str, Tensor]:
         if self.likelihood == "standard":
-            return {"nll_standard": standard_nll(observed, sample, variance, self.nu)}
+            with torch.no_grad():  # reported beside it, to compare the two likelihoods in the same terms
+                factors = self._factors(observed, sample, variance)
+            return {"nll_standard": standard_nll(observed, sample, variance, self.nu), **factors}
+        return self._factors(observed, sample, variance)
+
+    def _factors(self, observed: Tensor, sample: Tensor, variance: Tensor) -> dict[str, Tensor]:
         return {
             "nll_directional": directional_nll(observed, sample, variance, self.nu, self.center_variance),
             "nll_radial": radial_nll(observed, sample, self.nu),

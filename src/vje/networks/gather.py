@@ -19,7 +19,7 @@ def gather(x: Tensor) -> Tensor:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x
-    rows: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]
+    rows: Tensor = _Gather.apply(x)
     return rows
 
 
@@ -40,7 +40,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]

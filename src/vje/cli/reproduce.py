@@ -1,0 +1,158 @@
+"""``vje reproduce NAME``: make a table or figure of the paper, from its runs to the comparison with the paper."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from vje.errors import UserError
+from vje.experiments import Experiment, experiment_names, load_experiment
+from vje.experiments.estimate import clock, estimate
+from vje.experiments.plan import Job, Scale, plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Options:
+    """Make a table or figure of the paper: train what is missing, measure, and put ours beside the paper's.
+
+    Runs that are finished are not made again, also if another table made them; interrupted ones go on. Ctrl-C stops
+    after saving, and the same command goes on from there.
+    """
+
+    name: tyro.conf.Positional[Annotated[str | None, tyro.conf.arg(metavar="NAME")]] = None
+    """Table or figure (see --list), or a .toml file that declares one."""
+    epochs: int | None = None
+    """Longest run; the default is the paper's. What is written says so if it is less."""
+    seeds: int | None = None
+    """Seeds of each cell, at most; the default is the paper's, mostly 3."""
+    data_dir: Path | None = None
+    """Where data sets are; the default is data."""
+    out: Path = Path("runs/reproduce")
+    """Folder for the runs, with a log beside each, and for the tables."""
+    jobs: int = 1
+    """Runs side by side on one device; 2 or 3 small ones share a GPU well."""
+    dry_run: bool = False
+    """Only say what would be done, and how long it may take."""
+    list: bool = False
+    """Only list the tables and figures, and how many of their runs are there."""
+    table_only: bool = False
+    """Train and measure nothing: make the table from what is there."""
+
+
+def run(arguments: list[str]) -> int:
+    """Plan, execute, write; 1 if a run failed, 130 after an interruption."""
+    from rich.console import Console
+
+    options = tyro.cli(Options, args=arguments, prog="vje reproduce")
+    for option, value in (("--epochs", options.epochs), ("--seeds", options.seeds), ("--jobs", options.jobs)):
+        if value is not None and value < 1:
+            raise UserError(f"{option} must be at least 1, got {value}.")
+    scale, console = Scale(options.epochs, options.seeds), Console()
+    if options.list:
+        return _list(options, scale, console)
+    if options.name is None:
+        raise UserError("`vje reproduce` needs to know what: a name such as nu-sweep. `vje reproduce --list` has them.")
+    experiment = load_experiment(options.name)
+    thorough = not options.dry_run
+    jobs = plan(experiment, scale, options.out, options.data_dir, thorough)
+    if options.dry_run:
+        _print_plan(experiment, jobs, options.out, scale, console)
+        return 0
+    return _make(experiment, jobs, options, scale, console)
+
+
+def _make(experiment: Experiment, jobs: list[Job], options: Options, scale: Scale, console: "Console") -> int:
+    from vje.experiments.execute import Runner, profile
+    from vje.experiments.write import write
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    runner = Runner(jobs, options.data_dir, options.jobs, console)
+    if not options.table_only:
+        _print_obstacles(jobs, console)
+        runner()
+        if _profiles(experiment) and not (options.out / "profile.json").exists() and not runner.stopped:
+            trouble = profile(options.out, console)
+            runner.failures |= {"profile": trouble} if trouble else {}
+    jobs = plan(experiment, scale, options.out, options.data_dir, thorough=True)
+    files = write(experiment, scale, jobs, runner.failures, options.out, console)
+    print(f"Written to {' and '.join(map(str, files))}")
+    if runner.stopped:
+        print("Stopped; nothing finished is lost. The same command goes on from there.")
+        return 130
+    return 1 if runner.failures else 0
+
+
+def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale, console: "Console") -> None:
+    scaled = scale.label(experiment)
+    _say(console, f"{experiment.name}: {experiment.about}" + (f" [{scaled}]" if scaled else ""), "bold")
+    for job in jobs:
+        state = job.state if job.state != "interrupted" else f"interrupted ({job.folder.progress()})"
+        todo = f"no {job.run.data()} here" if job.obstacle else ", then ".join(job.steps) or "nothing to do"
+        _say(console, f"  {job.run.name}: {state}; {todo}", "" if job.steps else "dim")
+    if _profiles(experiment):
+        _say(console, f"  profile: {'there' if (out / 'profile.json').exists() else 'vje profile'}")
+    _print_obstacles(jobs, console)
+    seconds, assumed = estimate(jobs, out)
+    left = sum("train" in job.steps and not job.obstacle for job in jobs)
+    _say(
+        console, f"{left} of {len(jobs)} runs to train: about {clock(seconds)} one after another, without evaluations."
+    )
+    if assumed:
+        _say(
+            console,
+            f"Speeds are of finished runs in {out}, but assumed for want of them for {', '.join(sorted(assumed))} "
+            "(one H200; 30,000 images/s on CIFAR, a guess for larger images).",
+            "dim",
+        )
+
+
+def _print_obstacles(jobs: list[Job], console: "Console") -> None:
+    for obstacle in dict.fromkeys(job.obstacle for job in jobs if job.obstacle):
+        count = sum(job.obstacle == obstacle for job in jobs)
+        _say(console, f"{count} runs are left out: {obstacle}.", "yellow")
+
+
+def _list(options: Options, scale: Scale, console: "Console") -> int:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title in ("name", "what it is", "needs", "made so far", "written"):
+        table.add_column(title, no_wrap=title == "name")
+    for name in experiment_names():
+        experiment = load_experiment(name)
+        table.add_row(name, experiment.about, *_progress(experiment, options, scale))
+    type(console)(width=max(130, console.width)).print(table)  # a narrow window wraps lines, a narrow table words
+    print("vje reproduce NAME makes one; --dry-run tells what that takes; --epochs and --seeds make it smaller.")
+    return 0
+
+
+def _progress(experiment: Experiment, options: Options, scale: Scale) -> tuple[str, str, str]:
+    """What a table needs, how much of that there is, and what was written of it."""
+    from vje.runs import read_json
+
+    file = options.out / f"{experiment.name}.json"
+    written = (read_json(file).get("scaled") or "whole") if file.exists() else ""
+    if _profiles(experiment):
+        return "a GPU for speed and memory", f"{int((options.out / 'profile.json').exists())} of 1", written
+    try:
+        jobs = plan(experiment, scale, options.out, options.data_dir)
+    except UserError as error:
+        return "", str(error), written
+    data = ", ".join(dict.fromkeys(job.run.data() for job in jobs))
+    done = sum(not job.steps for job in jobs)
+    return data or "nothing", f"{done} of {len(jobs)} runs" if jobs else "", written
+
+
+def _profiles(experiment: Experiment) -> bool:
+    return any("profile" in cell.files() for row in experiment.cells() for cell in row)
+
+
+def _say(console: "Console", text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    console.print(Text(text, style), soft_wrap=True)

@@ -1,0 +1,216 @@
+"""Run jobs as child processes, several at a time; what is finished stays, whatever happens to the rest."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from vje.experiments.plan import PYTHON, Job
+from vje.runs import write_json
+
+POLL = 0.1
+TAIL = 4
+"""Lines of a log that are shown when a run fails."""
+
+
+@dataclass
+class Child:
+    """A job under way: the process of its present step, and the steps after that.
+
+    Attributes:
+        job: what is made.
+        steps: those left, the present one first.
+        log: where its output goes.
+        process: of the present step.
+        began: when the job was started.
+    """
+
+    job: Job
+    steps: list[str]
+    log: IO[bytes]
+    process: "subprocess.Popen[bytes] | None" = None
+    began: float = field(default_factory=time.monotonic)
+
+    def start(self, data_dir: Path | None) -> None:
+        """Begin the present step, in a session of its own: Ctrl-C is passed on once, not by the terminal as well."""
+        command = self.job.command(self.steps[0], data_dir)
+        self.log.write(f"$ {' '.join(command)}\n".encode())
+        self.log.flush()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def line(self) -> str:
+        """Where it stands."""
+        text = f"{self.job.run.name}: {self.steps[0]}"
+        records = self.job.folder.metrics() if self.steps[0] == "train" else []
+        if records:
+            text += f", epoch {records[-1]['epoch']} of {self.job.run.epochs}"
+            text += f", {records[-1].get('images_per_second', 0):,.0f} images/s"
+            knn = records[-1].get("knn", {}).get("z")
+            text += f", k-NN {knn:.1f}%" if isinstance(knn, float) else ""
+        return f"{text}, {time.monotonic() - self.began:,.0f} s"
+
+
+@dataclass
+class Runner:
+    """Works through jobs.
+
+    Attributes:
+        jobs: to do; those with an obstacle are passed over.
+        data_dir: where data sets are.
+        parallel: how many at a time.
+        console: to say what happens.
+        failures: what went wrong, by the run's name.
+        stopped: whether someone asked to stop.
+    """
+
+    jobs: Sequence[Job]
+    data_dir: Path | None
+    parallel: int
+    console: Console
+    failures: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._waiting = [job for job in self.jobs if job.steps and not job.obstacle]
+        self._total = len(self._waiting)
+        self._children: list[Child] = []
+
+    def __call__(self) -> None:
+        """Run everything, or as much as there is time for before a request to stop."""
+        with self._listening(), self._live() as live:
+            while self._children or (self._waiting and not self.stopped):
+                while self._waiting and len(self._children) < self.parallel and not self.stopped:
+                    self._begin(self._waiting.pop(0))
+                time.sleep(POLL)
+                for child in list(self._children):
+                    self._look(child)
+                if live is not None:
+                    live.update(Text("\n".join(child.line() for child in self._children)))
+
+    def _begin(self, job: Job) -> None:
+        log = _locked(job.folder.path.with_name(f"{job.folder.path.name}.log"))
+        if log is None:
+            self.failures[job.run.name] = "another process is making it"
+            self._say(f"{job.run.name}: another process is making it, so it is left to that one", "yellow")
+            return
+        child = Child(job, list(job.steps), log)
+        number = self._total - len(self._waiting)
+        how = "resuming" if job.state == "interrupted" else "next"
+        self._say(f"[{number} of {self._total}] {job.run.name}: {how}: {', '.join(child.steps)}")
+        self._children.append(child)
+        child.start(self.data_dir)
+
+    def _look(self, child: Child) -> None:
+        """Go on to the next step, if the present one is over."""
+        assert child.process is not None
+        status = child.process.poll()
+        if status is None:
+            return
+        if status == 0 and len(child.steps) > 1 and not self.stopped:
+            child.steps.pop(0)
+            child.start(self.data_dir)
+            return
+        self._children.remove(child)
+        child.log.close()
+        name, seconds = child.job.run.name, time.monotonic() - child.began
+        if status == 0 and len(child.steps) == 1:
+            self._say(f"{name}: done after {seconds:,.0f} s", "green")
+        elif self.stopped:
+            self._say(f"{name}: stopped; it goes on from there next time")
+        else:
+            last = _last_lines(Path(child.log.name))
+            self.failures[name] = f"vje {child.steps[0]} failed: {last[-1] if last else f'status {status}'}"
+            self._say(f"{name}: vje {child.steps[0]} failed with status {status}; the end of {child.log.name}:", "red")
+            for line in last:
+                self._say(f"    {line}", "dim")
+
+    @contextlib.contextmanager
+    def _live(self) -> Iterator[Live | None]:
+        """A line for each job on a terminal; elsewhere, beginnings and ends are enough."""
+        if not self.console.is_terminal:
+            yield None
+            return
+        with Live(console=self.console, refresh_per_second=2, transient=True) as live:
+            yield live
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Pass Ctrl-C and SIGTERM to the children, which save themselves; a second Ctrl-C ends them at once."""
+
+        def request(number: int, frame: FrameType | None) -> None:
+            again, self.stopped = self.stopped, True
+            for child in self._children:
+                if child.process is not None and child.process.poll() is None:
+                    child.process.send_signal(signal.SIGKILL if again and number == signal.SIGINT else signal.SIGTERM)
+
+        before: dict[int, Any] = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, request)
+        try:
+            yield
+        finally:
+            for known, handler in before.items():
+                signal.signal(known, handler)
+
+    def _say(self, text: str, style: str = "") -> None:
+        self.console.print(Text(text, style), soft_wrap=True)
+
+
+def _locked(file: Path) -> IO[bytes] | None:
+    """The log, open to write at its end; None if another process makes the same run.
+
+    The lock is the child's too, so it holds even if this process dies before it.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log = file.open("ab")
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.close()
+            return None
+    return log
+
+
+def _last_lines(log: Path) -> list[str]:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.rstrip() for line in lines if line.strip()][-TAIL:]
+
+
+def profile(out: Path, console: Console) -> str:
+    """Make ``OUT/profile.json`` with ``vje profile``; returns what went wrong, if anything did."""
+    console.print("computational profile: vje profile")
+    with (out / "profile.log").open("ab") as log:
+        process = subprocess.Popen([*PYTHON, "profile", "--json"], stdout=subprocess.PIPE, stderr=log)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            answer = process.communicate()[0]
+        finally:
+            process.terminate()
+            process.wait()
+            signal.signal(signal.SIGTERM, before)
+    if process.returncode:
+        return f"vje profile failed: {(_last_lines(out / 'profile.log') or ['no output'])[-1]}"
+    import torch
+
+    from vje.environment import environment
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    methods = {row["method"]: row for row in json.loads(answer)}
+    write_json(out / "profile.json", {"methods": methods, "environment": environment(device)})
+    return ""

@@ -1,0 +1,269 @@
+"""From a declaration to runs: their folders and commands, and what each still needs.
+
+Importable without torch, as long as recipes are VJE's; those of other methods are looked at closely only before
+something is run.
+"""
+
+import dataclasses
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vje.config import Config, changed_fields, read_config, stored_config, to_dict
+from vje.data.registry import check_data
+from vje.errors import UserError
+from vje.experiments import COMMANDS, PICTURES, Cell, Experiment
+from vje.methods import method_names
+from vje.recipes import load_recipe, recipe_names
+from vje.runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How far the paper's experiments are scaled down.
+
+    Attributes:
+        epochs: of a run, at most; None for the paper's.
+        seeds: of a cell, at most; None for the paper's.
+    """
+
+    epochs: int | None = None
+    seeds: int | None = None
+
+    def runs(self, cell: Cell) -> "list[Run]":
+        """The runs of a cell, one a seed; none if it needs none."""
+        if not cell.recipe:
+            return []
+        epochs = min(cell.epochs, self.epochs or cell.epochs)
+        options = changed_options(cell.recipe, cell.options)
+        return [Run(cell.recipe, options, epochs, seed) for seed in range(min(cell.seeds, self.seeds or cell.seeds))]
+
+    def label(self, experiment: Experiment) -> str:
+        """What is less than the paper's, in words; empty if nothing is."""
+        cells = [cell for row in experiment.cells() for cell in row if cell.recipe]
+        epochs = _less(self.epochs, [cell.epochs for cell in cells], "epochs")
+        seeds = _less(self.seeds, [cell.seeds for cell in cells], "seeds")
+        return ", ".join(filter(None, [epochs, seeds]))
+
+
+def _less(limit: int | None, declared: list[int], what: str) -> str:
+    """How a limit falls short of the paper.
+
+    >>> _less(200, [200, 400, 800], "epochs")
+    "200 of the paper's 400 or 800 epochs in some cells"
+    """
+    cut = sorted({count for count in declared if limit is not None and count > limit})
+    some = " in some cells" if cut and any(count not in cut for count in declared) else ""
+    return f"{limit} of the paper's {' or '.join(map(str, cut))} {what}{some}" if cut else ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: everything that decides what it computes.
+
+    Attributes:
+        recipe: that it follows.
+        options: (name, value) where it differs from the recipe, sorted.
+        epochs: its length.
+        seed: of everything random.
+    """
+
+    recipe: str
+    options: tuple[tuple[str, Any], ...]
+    epochs: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder.
+
+        >>> Run("cifar10-ema", (("nu", 3.0), ("terms", ("directional", "kl"))), 200, 0).name
+        'cifar10-ema_nu-3_terms-directional+kl_e200_s0'
+        """
+        marks = [_mark(name, value) for name, value in self.options]
+        return "_".join([Path(self.recipe).stem, *marks, f"e{self.epochs}", f"s{self.seed}"])
+
+    def config(self) -> Config:
+        """Its settings; imports torch if the method is not VJE."""
+        values = to_dict(load_recipe(self.recipe))
+        for name, value in (*self.options, ("epochs", self.epochs), ("seed", self.seed)):
+            groups = [group for group in values.values() if isinstance(group, dict) and name in group]
+            if not groups:
+                raise UserError(f"recipe {self.recipe} has no setting {name!r}.")
+            groups[0][name] = value
+        config = read_config(values, self.name)
+        config.check()
+        return config
+
+    def data(self) -> str:
+        """Name of its images."""
+        return str(dict(self.options).get("data", _base_config(self.recipe).data.data))
+
+    def train(self, folder: Path, data_dir: Path | None) -> list[str]:
+        """The command that starts it, or goes on with it."""
+        place = [] if data_dir is None else ["--data-dir", str(data_dir)]
+        if RunFolder(folder).config_file.exists():
+            return [*PYTHON, "train", "--resume", str(folder), *place]
+        words = ["--out", str(folder), "--epochs", str(self.epochs), "--seed", str(self.seed), *place]
+        for name, value in self.options:
+            words += _words(name.replace("_", "-"), value)
+        return [*PYTHON, "train", self.recipe, *words]
+
+
+PYTHON = (sys.executable, "-m", "vje")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run with its folder, and what is left to do.
+
+    Attributes:
+        run: what to make.
+        folder: where.
+        state: "missing", "interrupted" or "finished".
+        steps: commands to give, in order: train, then evaluations.
+        obstacle: why that cannot be done here; empty if it can.
+    """
+
+    run: Run
+    folder: RunFolder
+    state: str
+    steps: tuple[str, ...]
+    obstacle: str = ""
+
+    def command(self, step: str, data_dir: Path | None) -> list[str]:
+        """A step's command line."""
+        if step == "train":
+            return self.run.train(self.folder.path, data_dir)
+        place = [] if data_dir is None else ["--data-dir", str(data_dir)]
+        return [*PYTHON, step, str(self.folder.path), *place]
+
+
+def plan(experiment: Experiment, scale: Scale, out: Path, data_dir: Path | None, thorough: bool = False) -> list[Job]:
+    """The runs that a table or figure needs, each once.
+
+    Args:
+        experiment: what to make.
+        scale: how much of it.
+        out: folder of the runs.
+        data_dir: where data sets are; None for the recipes' own folder.
+        thorough: look at the settings of other methods' runs too, which imports torch.
+    """
+    wanted: dict[Run, dict[str, None]] = {}
+    for cell in (cell for row in experiment.cells() for cell in row):
+        commands = [COMMANDS[file] for file in cell.files() if file in COMMANDS]
+        commands += [PICTURES[experiment.picture]] if experiment.kind == "picture" else []
+        for run in scale.runs(cell):
+            wanted.setdefault(run, {}).update(dict.fromkeys(commands))
+    return [
+        _job(run, tuple(commands), out / run.name, data_dir, thorough, experiment.picture)
+        for run, commands in wanted.items()
+    ]
+
+
+def _job(
+    run: Run, commands: tuple[str, ...], path: Path, data_dir: Path | None, thorough: bool, picture: str = ""
+) -> Job:
+    folder = RunFolder(path)
+    state = state_of(folder, run.epochs)
+    if state != "missing":
+        _check_same(run, folder, thorough)
+    files = {command: file for file, command in COMMANDS.items()}
+    drawn = not picture or (path / picture).exists()
+    left = tuple(c for c in commands if state != "finished" or not drawn or not is_fresh(folder, files[c]))
+    steps = (*(("train",) if state != "finished" else ()), *left)
+    obstacle = ""
+    if steps:
+        try:
+            check_data(run.data(), data_dir or _base_config(run.recipe).data.data_dir)
+        except UserError as error:
+            obstacle = str(error)
+    return Job(run, folder, state, steps, obstacle)
+
+
+def state_of(folder: RunFolder, epochs: int) -> str:
+    """Whether a run is missing, interrupted or finished."""
+    if not folder.config_file.exists():
+        return "missing"
+    return "finished" if folder.model_file.exists() and len(folder.metrics()) >= epochs else "interrupted"
+
+
+def is_fresh(folder: RunFolder, file: str) -> bool:
+    """Whether a run's evaluation is there and not older than its model."""
+    path = folder.path / f"{file}.json"
+    return path.exists() and path.stat().st_mtime >= folder.model_file.stat().st_mtime
+
+
+def _check_same(run: Run, folder: RunFolder, thorough: bool) -> None:
+    """Refuse a folder that holds a run of other settings."""
+    method = folder.read("config").get("method")
+    expected = method_of(run.recipe)
+    if method != expected:
+        differences = {"method": (method, expected)}
+    elif expected != "vje" and not thorough:
+        return
+    else:
+        changes = changed_fields(stored_config(folder), run.config())
+        differences = {name: (old, new) for name, (old, new, free) in changes.items() if not free}
+    if differences:
+        found = ", ".join(f"{name} {old} where {new} is wanted" for name, (old, new) in differences.items())
+        raise UserError(
+            f"{folder.path} holds a run of other settings ({found}), perhaps of another version of the recipe. "
+            "Move it away, or choose another --out."
+        )
+
+
+def method_of(recipe: str) -> str:
+    """A recipe's method, without importing it.
+
+    >>> method_of("cifar10-ema"), method_of("cifar10-vi-simsiam")
+    ('vje', 'vi-simsiam')
+    """
+    if recipe.endswith(".toml"):
+        return load_recipe(recipe).method
+    return next((m for m in method_names() if _base(recipe) == recipe.removesuffix(f"-{m}") != recipe), "vje")
+
+
+def _base(recipe: str) -> str:
+    """The data set's recipe below one that has a method on top."""
+    known = recipe_names()
+    bases = (recipe.removesuffix(f"-{method}") for method in method_names())
+    return recipe if recipe in known else next((base for base in bases if base in known), recipe)
+
+
+@functools.cache
+def _base_config(recipe: str) -> Config:
+    return load_recipe(_base(recipe))
+
+
+def changed_options(recipe: str, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Options less those that say what the recipe says anyway, so that one run has one name.
+
+    >>> changed_options("cifar10", {"nu": 1.0, "samples": 4})
+    (('samples', 4),)
+    """
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    if plain and method_of(recipe) == "vje":
+        config = _base_config(recipe)
+        groups = [getattr(config, f.name) for f in dataclasses.fields(config)]
+        defaults = {k: v for group in groups if dataclasses.is_dataclass(group) for k, v in vars(group).items()}
+        plain = {name: value for name, value in plain.items() if name not in defaults or defaults[name] != value}
+    return tuple(sorted(plain.items()))
+
+
+def _mark(name: str, value: Any) -> str:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    if isinstance(value, tuple):
+        return f"{name}-{'+'.join(map(str, value))}"
+    text = f"{value:g}" if isinstance(value, int | float) else str(value)
+    return f"{name}-{Path(text).stem if '/' in text else text}"  # of a path, enough to read; the config has the rest
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]

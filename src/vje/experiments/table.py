@@ -1,0 +1,249 @@
+"""A table with the paper's value, ours and the difference in each cell: as data, as Markdown and for a terminal."""
+
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from vje.experiments import COMMANDS, Cell, Experiment, Number
+from vje.experiments.plan import Job, Run, Scale, is_fresh
+from vje.runs import RunFolder, read_json
+
+SHOWN = 6
+"""Runs that are named in a note, at most."""
+
+
+class Missing(Exception):
+    """A number that is not there, and why."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Our side of a cell.
+
+    Attributes:
+        values: a run each.
+        std: over seeds, or what the declaration says; None for a single run.
+        wanted: runs that there should be.
+    """
+
+    values: tuple[float, ...]
+    std: float | None
+    wanted: int
+
+    @property
+    def mean(self) -> float:
+        """Over the runs."""
+        return statistics.mean(self.values)
+
+
+@dataclass
+class Results:
+    """Reads the numbers of runs, and keeps account of those that are not there.
+
+    Attributes:
+        out: folder of the runs.
+        scale: how much of the paper's grid they are.
+        jobs: the plan, by the runs' names.
+        failures: of runs that failed just now, by name.
+        gaps: runs that lack something, by reason.
+    """
+
+    out: Path
+    scale: Scale
+    jobs: Mapping[str, Job]
+    failures: Mapping[str, str]
+    gaps: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def cell(self, cell: Cell) -> Found | None:
+        """Our numbers of a cell; None if there are none."""
+        if cell.files() == ["profile"]:
+            return self._profile(cell)
+        runs = self.scale.runs(cell)
+        values, spreads = [], []
+        for run in runs:
+            try:
+                values.append(statistics.mean(self.value(run, path) for path in cell.value))
+                spreads += [self.value(run, cell.spread)] if cell.spread else []
+            except Missing as reason:
+                self.gaps.setdefault(str(reason), {})[run.name] = None
+        if not values:
+            return None
+        over_seeds = statistics.stdev(values) if len(values) > 1 else None
+        return Found(tuple(values), statistics.mean(spreads) if spreads else over_seeds, len(runs))
+
+    def value(self, run: Run, path: str) -> float:
+        """One number of one run."""
+        file, _, rest = path.partition(":")
+        folder = self._finished(run)
+        if file == "metrics":
+            record: Any = folder.metrics()[-1]
+        elif not is_fresh(folder, file):
+            raise Missing(self._why(run, f"not measured yet (vje {COMMANDS[file]})"))
+        else:
+            record = folder.read(file)
+        return lookup(record, rest, f"{file}.json")
+
+    def folders(self, experiment: Experiment) -> list[RunFolder]:
+        """The runs that are finished."""
+        names = {run.name: run for row in experiment.cells() for cell in row for run in self.scale.runs(cell)}
+        return [RunFolder(self.out / name) for name in names if self.jobs[name].state == "finished"]
+
+    def finished(self, run: Run) -> RunFolder | None:
+        """A run's folder; None, with a note, if it is not finished."""
+        try:
+            return self._finished(run)
+        except Missing as reason:
+            self.gaps.setdefault(str(reason), {})[run.name] = None
+            return None
+
+    def notes(self) -> list[str]:
+        """What is missing and why."""
+        lines = []
+        for reason, names in self.gaps.items():
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            lines.append(f"Missing, {reason.rstrip('.')}: {', '.join(list(names)[:SHOWN])}{more}.")
+        return lines
+
+    def _finished(self, run: Run) -> RunFolder:
+        job = self.jobs[run.name]
+        if job.state == "finished":
+            return job.folder
+        unfinished = f"interrupted after {len(job.folder.metrics())} epochs"
+        raise Missing(self._why(run, "not trained yet" if job.state == "missing" else unfinished))
+
+    def _why(self, run: Run, otherwise: str) -> str:
+        return self.failures.get(run.name) or self.jobs[run.name].obstacle or otherwise
+
+    def _profile(self, cell: Cell) -> Found | None:
+        file = self.out / "profile.json"
+        try:
+            if not file.exists():
+                raise Missing(self.failures.get("profile", "not measured yet (vje profile)"))
+            method, _, measure = cell.value[0].partition(":")[2].partition(".")
+            return Found((lookup(read_json(file)["methods"].get(method), measure, file.name),), None, 1)
+        except Missing as reason:
+            self.gaps.setdefault(str(reason), {})["profile"] = None
+            return None
+
+
+def lookup(record: Any, path: str, file: str) -> float:
+    """The number at a path, such as knn.z, of nested dictionaries."""
+    for word in path.split("."):
+        if not isinstance(record, Mapping) or record.get(word) is None:
+            raise Missing(f"{file} has no {path}")
+        record = record[word]
+    value = float(record)
+    if not math.isfinite(value):
+        raise Missing(f"{path} is not finite")
+    return value
+
+
+# What is written
+
+
+def as_data(experiment: Experiment, found: Sequence[Sequence[Found | None]]) -> list[dict[str, Any]]:
+    """The rows as plain values."""
+    return [
+        {"name": row.name, "cells": [_cell_data(c, f) for c, f in zip(cells, ours, strict=True)]}
+        for row, cells, ours in zip(experiment.rows, experiment.cells(), found, strict=True)
+    ]
+
+
+def _cell_data(cell: Cell, found: Found | None) -> dict[str, Any]:
+    paper = None if cell.paper is None else {"mean": cell.paper.mean, "std": cell.paper.std}
+    ours = None if found is None else {"mean": found.mean, "std": found.std, "values": list(found.values)}
+    return {"ours": ours, "paper": paper, "difference": difference(found, cell.paper)} | (
+        {"quoted": cell.quoted} if cell.quoted else {}
+    )
+
+
+def difference(found: Found | None, paper: Number | None) -> float | None:
+    """Ours less the paper's."""
+    return None if found is None or paper is None else found.mean - paper.mean
+
+
+def lines(experiment: Experiment, found: Sequence[Sequence[Found | None]]) -> list[list[str]]:
+    """The table as text: for each row a line of ours, of the paper's and of differences."""
+    table = []
+    for row, cells, ours in zip(experiment.rows, experiment.cells(), found, strict=True):
+        pairs = list(zip(cells, ours, strict=True))
+        if not row.quoted:
+            table.append([row.name, "ours", *(_ours(f, c.paper) for c, f in pairs)])
+        source = f"paper, from {row.quoted}" if row.quoted else "paper"
+        table.append([row.name if row.quoted else "", source, *(c.paper.text if c.paper else "" for c in cells)])
+        if any(difference(f, c.paper) is not None for c, f in pairs):
+            table.append(["", "difference", *(_difference(f, c.paper) for c, f in pairs)])
+    return table
+
+
+def _ours(found: Found | None, paper: Number | None) -> str:
+    if found is None:
+        return ""
+    digits = 2 if paper is None else paper.digits
+    text = f"{found.mean:.{digits}f}" + ("" if found.std is None else f" ± {found.std:.{digits}f}")
+    return text if len(found.values) == found.wanted else f"{text} ({len(found.values)} of {found.wanted})"
+
+
+def _difference(found: Found | None, paper: Number | None) -> str:
+    value = difference(found, paper)
+    if value is None or paper is None:
+        return ""
+    return f"{round(value, paper.digits) + 0.0:+.{paper.digits}f}"  # and never -0.0
+
+
+def markdown(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    rule = ["---", "---", *["---:"] * (len(headings) - 2)]
+    rows = [headings, rule, *table]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
+
+
+def for_terminal(title: str, headings: Sequence[str], table: Sequence[Sequence[str]]) -> RichTable:
+    """The same for a terminal; the paper's lines and differences are dim."""
+    rich = RichTable(title=Text(title, "table.title"), box=box.SIMPLE, pad_edge=False)  # brackets are no markup
+    for number, heading in enumerate(headings):
+        rich.add_column(Text(heading), justify="left" if number < 2 else "right")
+    for row, after in zip(table, [*table[1:], None], strict=True):
+        last = after is None or bool(after[0])
+        rich.add_row(*map(Text, row), style="" if row[1] == "ours" else "dim", end_section=last)
+    return rich
+
+
+def provenance(folders: Sequence[RunFolder], runs: Sequence[Run], more: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the numbers were made with: command, commits, devices, seeds and epochs.
+
+    Args:
+        folders: the runs that are finished.
+        runs: all that were wanted.
+        more: surroundings of what was measured without a run.
+    """
+    made = [folder.read("environment") for folder in folders if (folder.path / "environment.json").exists()]
+    made += more
+    return {
+        "command": " ".join(["vje", *sys.argv[1:]]),
+        "commits": sorted({str(e.get("commit"))[:12] for e in made if e.get("commit")}),
+        "devices": sorted({str(e["device"]) for e in made if "device" in e}),
+        "seeds": sorted({run.seed for run in runs}),
+        "epochs": sorted({run.epochs for run in runs}),
+        "wanted": len(runs),
+        "runs": [folder.path.name for folder in folders],
+    }
+
+
+def provenance_line(made: Mapping[str, Any]) -> str:
+    """The same in a sentence."""
+    words = [f"`{made['command']}`"]
+    for key, title in (("commits", "commit"), ("devices", "device"), ("seeds", "seeds"), ("epochs", "epochs")):
+        if made[key]:
+            words.append(f"{title} {', '.join(map(str, made[key]))}")
+    if made["wanted"]:
+        words.append(f"{len(made['runs'])} of {made['wanted']} runs finished")
+    return f"Made with {'; '.join(words)}."

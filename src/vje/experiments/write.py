@@ -1,0 +1,182 @@
+"""What ``vje reproduce`` leaves behind: the table or figure, as Markdown and JSON, and as a picture."""
+
+import shutil
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from vje.experiments import PICTURES, Experiment
+from vje.experiments.plan import Job, Scale
+from vje.experiments.table import (
+    Found,
+    Missing,
+    Results,
+    as_data,
+    for_terminal,
+    lines,
+    lookup,
+    markdown,
+    provenance,
+    provenance_line,
+)
+from vje.runs import RunFolder, read_json, write_atomically, write_json
+
+
+def write(
+    experiment: Experiment,
+    scale: Scale,
+    jobs: list[Job],
+    failures: Mapping[str, str],
+    out: Path,
+    console: Console,
+) -> list[Path]:
+    """Make the table or figure from what the runs have, print it, and write it.
+
+    Args:
+        experiment: which.
+        scale: how much of it was wanted.
+        jobs: the plan, as things stand now.
+        failures: of runs that failed just now, by name.
+        out: folder of runs and results.
+        console: where to print.
+
+    Returns:
+        The files written.
+    """
+    results = Results(out, scale, {job.run.name: job for job in jobs}, failures)
+    content = _table(experiment, results) if experiment.kind == "table" else _figure(experiment, results, out)
+    folders = results.folders(experiment)
+    made = provenance(folders, [job.run for job in jobs], _profiled(experiment, out))
+    scaled = scale.label(experiment)
+    notes = [f"Scaled down: {scaled}."] if scaled else []
+    notes += [*experiment.notes, *(_ood_notes(folders) if _uses(experiment, "ood") else [])]
+    notes += [*results.notes(), provenance_line(made)]
+    record: dict[str, Any] = {
+        "name": experiment.name,
+        "label": experiment.label,
+        "about": experiment.about,
+        "scaled": scaled,
+    }
+    record |= {"notes": notes, **content.get("data", {}), "made": made}
+    _print(experiment, scaled, content, notes, console)
+    files = [out / f"{experiment.name}.md", out / f"{experiment.name}.json", *content.get("pictures", [])]
+    write_atomically(files[0], _page(experiment, scaled, content, notes).encode())
+    write_json(files[1], record)
+    return files
+
+
+def _table(experiment: Experiment, results: Results) -> dict[str, Any]:
+    found: list[list[Found | None]] = [
+        [None if cell.quoted else results.cell(cell) for cell in row] for row in experiment.cells()
+    ]
+    columns = [column.name for column in experiment.columns]
+    return {
+        "headings": [experiment.corner, "", *columns],
+        "lines": lines(experiment, found),
+        "data": {"columns": columns, "rows": as_data(experiment, found)},
+    }
+
+
+def _figure(experiment: Experiment, results: Results, out: Path) -> dict[str, Any]:
+    from vje.reporting.panels import save_panels, save_scalar
+
+    file = out / f"{experiment.name}.png"
+    if experiment.kind == "scalar":
+        save_scalar(file)
+        return {"pictures": [file]}
+    if experiment.kind == "picture":
+        return {"pictures": [file] if _copied(experiment, results, file) else []}
+    curves = {
+        (strip.name, column.name): {
+            row.name: _curve(cells[number], strip.value, results)
+            for row, cells in zip(experiment.rows, experiment.cells(), strict=True)
+        }
+        for strip in experiment.strips
+        for number, column in enumerate(experiment.columns)
+    }
+    names = [column.name for column in experiment.columns], [strip.name for strip in experiment.strips]
+    save_panels(file, *names, curves)
+    series = [
+        {"panel": strip, "column": column, "line": name, "points": points}
+        for (strip, column), panel in curves.items()
+        for name, points in panel.items()
+    ]
+    return {"pictures": [file], "data": {"series": series}}
+
+
+def _curve(cell: Any, value: tuple[str, ...], results: Results) -> list[tuple[int, float, float]]:
+    """Mean and standard deviation over seeds, at the epochs that every run has the number of."""
+    tables = []
+    for folder in filter(None, (results.finished(run) for run in results.scale.runs(cell))):
+        path = (value or cell.value)[0].partition(":")[2]
+        table = {}
+        for record in folder.metrics():
+            try:
+                table[int(record["epoch"])] = lookup(record, path, "metrics.jsonl")
+            except Missing:
+                continue
+        tables.append(table)
+    shared = sorted(set.intersection(*map(set, tables))) if tables else []
+    points = ((epoch, [table[epoch] for table in tables]) for epoch in shared)
+    return [(epoch, statistics.mean(x), statistics.stdev(x) if len(x) > 1 else 0.0) for epoch, x in points]
+
+
+def _copied(experiment: Experiment, results: Results, file: Path) -> bool:
+    """Take the picture that an evaluation drew for the first run that has it."""
+    runs = [run for row in experiment.cells() for cell in row for run in results.scale.runs(cell)]
+    for folder in filter(None, (results.finished(run) for run in runs)):
+        picture = folder.path / experiment.picture
+        if picture.exists():
+            shutil.copyfile(picture, file)
+            return True
+        results.gaps.setdefault(f"no {experiment.picture} yet", {})[folder.path.name] = None
+    return False
+
+
+def _profiled(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
+    """The surroundings of the computational profile, if it is in the table."""
+    file = out / "profile.json"
+    return [read_json(file)["environment"]] if _uses(experiment, "profile") and file.exists() else []
+
+
+def _uses(experiment: Experiment, kind: str) -> bool:
+    """Whether numbers or the picture come from that kind of file."""
+    files = [file for row in experiment.cells() for cell in row for file in cell.files()]
+    return kind in files or PICTURES.get(experiment.picture) == kind
+
+
+def _ood_notes(folders: list[RunFolder]) -> list[str]:
+    """Which images the out-of-distribution sets were."""
+    found = [folder.read("ood") for folder in folders if (folder.path / "ood.json").exists()]
+    sets = {", ".join(f"{name} {count:,}" for name, count in result["counts"].items()) for result in found}
+    partial = sorted({name for result in found for name in result.get("partial", [])})
+    notes = [f"Images of each set: {text}." for text in sorted(sets)]
+    return notes + ([f"Not the protocol's own image list: {', '.join(partial)}."] if partial else [])
+
+
+def _title(experiment: Experiment, scaled: str) -> str:
+    return f"{experiment.about} ({experiment.label or experiment.name})" + (f" [{scaled}]" if scaled else "")
+
+
+def _page(experiment: Experiment, scaled: str, content: dict[str, Any], notes: list[str]) -> str:
+    """The Markdown file."""
+    parts = [f"# {_title(experiment, scaled)}\n"]
+    if "lines" in content:
+        parts.append(markdown(content["headings"], content["lines"]))
+    parts += [f"![{experiment.about}]({picture.name})\n" for picture in content.get("pictures", [])]
+    return "\n".join([*parts, *(f"{note}\n" for note in notes)])
+
+
+def _print(experiment: Experiment, scaled: str, content: dict[str, Any], notes: list[str], console: Console) -> None:
+    if "lines" in content:
+        table = for_terminal(_title(experiment, scaled), content["headings"], content["lines"])
+        needed = 34 + 15 * len(experiment.columns)  # a narrow window wraps lines; a narrow table loses figures
+        Console(file=console.file, width=max(needed, console.width)).print(table)
+    else:
+        console.print(Text(_title(experiment, scaled), "bold"), soft_wrap=True)
+    for note in notes:
+        console.print(Text(note, "dim"), soft_wrap=True)

@@ -1,0 +1,90 @@
+"""Small figures of the paper that need no more than lines: numbers over epochs in a grid, and the scalar Student-t."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Point = tuple[int, float, float]
+"""Epoch, mean, standard deviation."""
+Array = NDArray[np.float64]
+DEGREES = (1.0, 3.0, 7.0, 20.0, 50.0, math.inf)
+
+
+def save_panels(
+    file: Path,
+    columns: Sequence[str],
+    strips: Sequence[str],
+    curves: Mapping[tuple[str, str], Mapping[str, list[Point]]],
+) -> None:
+    """Draw lines over epochs, a panel for each strip (row) and column; with a single column the strips lie abreast.
+
+    Args:
+        file: picture to write.
+        columns: titles of the columns.
+        strips: names of the rows' quantities.
+        curves: the lines of each panel by their names, with a band of one standard deviation; by (strip, column).
+    """
+    from matplotlib.figure import Figure
+
+    abreast = len(columns) == 1
+    shape = (1, len(strips)) if abreast else (len(strips), len(columns))
+    figure = Figure(figsize=(4.2 * shape[1], 3.4 * shape[0]), layout="constrained")
+    axes = list(figure.subplots(*shape, squeeze=False).flat)
+    for axis, (strip, column) in zip(axes, [(s, c) for s in strips for c in columns], strict=True):
+        for number, (name, points) in enumerate(curves.get((strip, column), {}).items()):
+            if points:
+                epochs, mean, std = (np.array(x, dtype=float) for x in zip(*points, strict=True))
+                axis.plot(epochs, mean, color=f"C{number}", label=name, marker="." if len(points) < 30 else "")
+                axis.fill_between(epochs, mean - std, mean + std, color=f"C{number}", alpha=0.2, lw=0)
+        axis.set(title=column, xlabel="epoch", ylabel=strip)
+        axis.grid(alpha=0.3)
+        if axis.has_data():
+            axis.legend(fontsize=8)
+        else:
+            axis.text(0.5, 0.5, "no runs yet", ha="center", transform=axis.transAxes)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
+
+
+def scalar_nll(residual: Array, nu: float) -> Array:
+    r"""Negative log-density of a scalar Student-t of unit scale, less its value at zero; Gaussian at nu = inf.
+
+    .. math:: \ell(r) = \tfrac{\nu+1}{2}\log(1 + r^2/\nu)
+
+    >>> scalar_nll(np.array([2.0]), math.inf)
+    array([2.])
+    """
+    return residual**2 / 2 if math.isinf(nu) else (nu + 1) / 2 * np.log1p(residual**2 / nu)
+
+
+def scalar_influence(residual: Array, nu: float) -> Array:
+    r"""Size of the slope of :func:`scalar_nll`, which is bounded for every finite nu.
+
+    .. math:: |\ell'(r)| = (\nu+1)\,|r|/(\nu + r^2)
+
+    >>> scalar_influence(np.array([-1.0, 3.0]), 1.0)
+    array([1. , 0.6])
+    """
+    size = np.abs(residual)
+    return size if math.isinf(nu) else (nu + 1) * size / (nu + residual**2)
+
+
+def save_scalar(file: Path, degrees: Sequence[float] = DEGREES, reach: float = 8.0) -> None:
+    """Draw negative log-density and influence over the residual, a line for each nu."""
+    from matplotlib.figure import Figure
+
+    residual = np.linspace(-reach, reach, 801)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = (("negative log-density", scalar_nll), ("size of the gradient", scalar_influence))
+    for axis, (title, function) in zip(figure.subplots(1, 2), panels, strict=True):
+        for nu in degrees:
+            name = "Gaussian" if math.isinf(nu) else f"nu = {nu:g}"
+            axis.plot(residual, function(residual, nu), "k--" if math.isinf(nu) else "-", label=name)
+        axis.set(title=title, xlabel="residual r")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)

@@ -1,0 +1,151 @@
+"""Every declaration can be made: its values are of known files, its runs have settings that training accepts."""
+
+import pytest
+
+from vje.errors import UserError
+from vje.experiments import FILES, PICTURES, experiment_names, load_experiment
+from vje.experiments.plan import Scale
+
+TABLES = [
+    "imagenet-linear",
+    "comparison",
+    "geometry-margin",
+    "ood-scoring-datasets",
+    "ood-nu-sweep",
+    "ood-visimsiam-scores",
+    "ood-openood-context",
+    "ood-common-bench",
+    "nu-sweep",
+    "loss-ablation",
+    "norm-pathology",
+    "mc-ablation",
+    "isotropic",
+    "compute",
+]
+FIGURES = [
+    "scalar-t-vs-gauss",
+    "knn-curves",
+    "geometry",
+    "ood-roc",
+    "ood-nll-density",
+    "pathology-imagenet",
+    "pathology-decomp-grid",
+]
+
+
+def test_every_table_and_figure_is_declared():
+    assert sorted(experiment_names()) == sorted(TABLES + FIGURES)
+    assert [n for n in experiment_names() if load_experiment(n).kind == "table"] == [
+        name for name in experiment_names() if name in TABLES
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES + FIGURES)
+def test_values_are_of_known_files_and_every_table_has_the_papers_numbers(name):
+    experiment = load_experiment(name)
+    cells = [cell for row in experiment.cells() for cell in row]
+    assert all(file in FILES for cell in cells for file in cell.files())
+    assert experiment.label.startswith("tab:" if name in TABLES else "fig:")
+    if name in TABLES:
+        assert all(cell.paper is not None for cell in cells if cell.value and name != "imagenet-linear")
+        assert all(cell.value or cell.quoted for cell in cells)
+        assert all(cell.recipe or cell.quoted or name == "compute" for cell in cells)
+    if experiment.kind == "picture":
+        assert experiment.picture in PICTURES
+    if experiment.kind == "curves":
+        assert all(
+            (strip.value or row.value)[0].startswith("metrics:")
+            for strip in experiment.strips
+            for row in experiment.rows
+        )
+
+
+def test_training_accepts_every_run():
+    runs = {
+        run: None
+        for name in experiment_names()
+        for row in load_experiment(name).cells()
+        for cell in row
+        for run in Scale(seeds=1).runs(cell)
+    }
+    names = {}
+    for run in runs:
+        config = run.config()  # checks itself
+        assert config.optimizer.epochs == run.epochs
+        for option, value in run.options:
+            assert getattr(config.settings, option) == value
+        assert names.setdefault(run.name, config) == config  # a folder's name stands for one config
+    assert {"cifar10_e200_s0", "cifar10-ema_nu-50_e200_s0", "cifar10_terms-directional+radial_e200_s0"} <= set(names)
+    assert {"cifar10_samples-0_e200_s0", "cifar10_isotropic_nu-inf_e200_s0", "stl10-vicreg_e800_s0"} <= set(names)
+
+
+def test_tables_share_their_runs():
+    def runs(name):
+        return {run.name for row in load_experiment(name).cells() for cell in row for run in Scale().runs(cell)}
+
+    shared = {f"cifar10_e200_s{seed}" for seed in range(3)}
+    for name in ("nu-sweep", "loss-ablation", "mc-ablation", "norm-pathology", "isotropic", "geometry-margin"):
+        assert shared <= runs(name)
+    assert {f"cifar10-ema_e200_s{seed}" for seed in range(3)} == runs("ood-scoring-datasets")
+    assert runs("knn-curves") == runs("comparison")
+
+
+# Typed from the paper
+
+
+def papers(name):
+    return {row.name: [cell.paper and (cell.paper.mean, cell.paper.std) for cell in cells]
+            for row, cells in zip(load_experiment(name).rows, load_experiment(name).cells(), strict=True)}  # fmt: skip
+
+
+def test_the_papers_nu_sweep():
+    assert papers("tab:nu-sweep") == {
+        "1": [(87.3, 0.2), (56.3, 0.2), (80.9, 0.1), (34.2, 0.4)],
+        "3": [(87.5, 0.2), (55.9, 0.4), (81.0, 0.3), (34.2, 0.3)],
+        "7": [(87.5, 0.3), (55.8, 0.6), (80.4, 0.2), (33.5, 0.0)],
+        "20": [(88.0, 0.3), (55.1, 0.2), (79.7, 0.5), (31.9, 0.3)],
+        "50": [(44.2, 13.0), (7.5, 1.9), (78.4, 0.2), (20.9, 16.0)],
+        "inf": [(16.3, 11.0), (4.3, 2.8), (13.8, 4.1), (1.0, 0.8)],
+    }
+
+
+def test_the_papers_geometry():
+    assert papers("geometry-margin") == {
+        "low": [(0.6630, 0.0237), (-531.55, 57.52), (120.28, 33.20), (0.6883, 0.1450)],
+        "mid": [(0.6436, 0.0215), (-577.98, 52.20), (153.85, 38.02), (0.8203, 0.1494)],
+        "high": [(0.6354, 0.0209), (-610.68, 54.64), (171.60, 38.36), (0.8720, 0.1433)],
+        "Spearman, margin": [(-0.50, None), (-0.58, None), (0.58, None), (0.55, None)],
+        "Spearman, radius": [(-0.36, None), (-0.28, None), (0.54, None), (0.69, None)],
+    }
+
+
+@pytest.mark.parametrize("name", ["ood-scoring-datasets", "ood-nu-sweep", "ood-visimsiam-scores"])
+def test_the_papers_ood_rows_agree_with_themselves(name):
+    """Near, far and average are means of the sets, so a slip of the keyboard shows."""
+    for row in papers(name).values():
+        values = [mean for mean, _ in row]
+        near, far = sum(values[:2]) / 2, sum(values[2:6]) / 4
+        assert values[6:] == pytest.approx([near, far, (near + far) / 2], abs=0.12)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[rows]]\nname = "a"\npaper = ["1"]', "row a has 1 of the paper's numbers for 0 columns"),
+        ('[[columns]]\nname = "c"\n[[rows]]\nname = "a"\nvalue = "knn.z"', "'knn.z' must be FILE:PATH"),
+        ('[[columns]]\nname = "c"\n[[rows]]\nname = "a"\nvalue = "ood:{score}"', "a word in braces"),
+        ('[[columns]]\nname = "c"\n[[rows]]\nname = "a"\npaper = ["about 3"]', "'about 3' is no number"),
+        ('[[rows]]\nname = "a"\nrecipy = "cifar10"', "unknown setting 'recipy'; did you mean recipe"),
+        ('[[rows]]\nrecipe = "cifar10"', "needs a name"),
+        ('kind = "picture"\npicture = "x.png"', "picture must be one of geometry.png"),
+        ("rows = ", "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_declaration_of_ones_own_is_checked(tmp_path, text, message):
+    file = tmp_path / "mine.toml"
+    file.write_text(f'about = "mine"\n{text}\n')
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        load_experiment(str(file))

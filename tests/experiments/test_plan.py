@@ -1,0 +1,137 @@
+"""What a table still needs, from the folders that are there."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from vje.config import to_dict
+from vje.errors import UserError
+from vje.experiments import load_experiment
+from vje.experiments.estimate import clock, estimate
+from vje.experiments.plan import Run, Scale, changed_options, plan
+from vje.runs import RunFolder
+
+DECLARATION = """
+about = "digits"
+epochs = 3
+seeds = 2
+
+[[columns]]
+name = "k-NN"
+recipe = "digits"
+value = "evaluation:knn.z"
+
+[[rows]]
+name = "1"
+paper = ["90.0 ± 1.0"]
+
+[[rows]]
+name = "3"
+options = { nu = 3.0, terms = ["directional", "kl"] }
+paper = ["91.0"]
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(DECLARATION)
+    return load_experiment(str(file))
+
+
+def make_run(out, run, epochs=None, evaluated=False, **changes):
+    """A run folder as training leaves it."""
+    folder, config = RunFolder.create(out / run.name), run.config()
+    folder.write("config", to_dict(replace(config, settings=replace(config.settings, **changes))))
+    for epoch in range(1, (run.epochs if epochs is None else epochs) + 1):
+        folder.append(folder.metrics_file, {"epoch": epoch, "step": epoch, "images_per_second": 100.0, "seconds": 7.0})
+    if epochs is None:
+        folder.model_file.write_bytes(b"")
+    if evaluated:
+        folder.write("evaluation", {"knn": {"z": 90.0}})
+    return folder
+
+
+def test_missing_interrupted_and_finished_runs(tmp_path, experiment):
+    first, second, third, fourth = (job.run for job in plan(experiment, Scale(), tmp_path, None))
+    assert [run.name for run in (first, third)] == ["digits_e3_s0", "digits_nu-3_terms-directional+kl_e3_s0"]
+    make_run(tmp_path, first, evaluated=True)
+    make_run(tmp_path, second)
+    make_run(tmp_path, third, epochs=2)
+    jobs = plan(experiment, Scale(), tmp_path, None)
+    assert [(job.run, job.state, job.steps) for job in jobs] == [
+        (first, "finished", ()),
+        (second, "finished", ("evaluate",)),
+        (third, "interrupted", ("train", "evaluate")),
+        (fourth, "missing", ("train", "evaluate")),
+    ]
+    assert jobs[2].command("train", None)[2:] == ["vje", "train", "--resume", str(tmp_path / third.name)]
+    started = jobs[3].command("train", tmp_path / "data")[2:]
+    assert started[:5] == ["vje", "train", "digits", "--out", str(tmp_path / fourth.name)]
+    assert (
+        " ".join(started[5:]) == f"--epochs 3 --seed 1 --data-dir {tmp_path / 'data'} --nu 3.0 --terms directional kl"
+    )
+
+
+def test_an_evaluation_older_than_the_model_is_made_again(tmp_path, experiment):
+    run = plan(experiment, Scale(seeds=1), tmp_path, None)[0].run
+    folder = make_run(tmp_path, run, evaluated=True)
+    os.utime(folder.path / "evaluation.json", (0, 0))
+    assert plan(experiment, Scale(seeds=1), tmp_path, None)[0].steps == ("evaluate",)
+
+
+def test_a_folder_with_other_settings_is_refused(tmp_path, experiment):
+    run = plan(experiment, Scale(), tmp_path, None)[0].run
+    make_run(tmp_path, run, beta=0.5)
+    with pytest.raises(UserError, match=r"digits_e3_s0 holds a run of other settings \(beta 0.5 where 1.0 is wanted\)"):
+        plan(experiment, Scale(), tmp_path, None)
+
+
+def test_another_methods_run_is_refused(tmp_path, experiment):
+    run = plan(experiment, Scale(), tmp_path, None)[0].run
+    folder = make_run(tmp_path, run)
+    folder.config_file.write_text(json.dumps(folder.read("config") | {"method": "simsiam"}))
+    with pytest.raises(UserError, match="method simsiam where vje is wanted"):
+        plan(experiment, Scale(), tmp_path, None)
+
+
+def test_scaling_down_is_said_and_has_folders_of_its_own(tmp_path, experiment):
+    scale = Scale(epochs=1, seeds=1)
+    assert [job.run.name for job in plan(experiment, scale, tmp_path, None)] == [
+        "digits_e1_s0",
+        "digits_nu-3_terms-directional+kl_e1_s0",
+    ]
+    assert scale.label(experiment) == "1 of the paper's 3 epochs, 1 of the paper's 2 seeds"
+    assert Scale(epochs=3, seeds=7).label(experiment) == Scale().label(experiment) == ""
+    assert Scale(epochs=200).label(load_experiment("ood-common-bench")) == (
+        "200 of the paper's 800 epochs in some cells"
+    )
+
+
+def test_data_that_is_not_there_is_an_obstacle_for_its_runs_alone(tmp_path):
+    jobs = plan(load_experiment("nu-sweep"), Scale(seeds=1), tmp_path, tmp_path)
+    hindered = {job.run.recipe for job in jobs if job.obstacle}
+    assert hindered == {"tiny-imagenet"}
+    assert "tiny-imagenet cannot be downloaded: put its images into" in next(j.obstacle for j in jobs if j.obstacle)
+
+
+def test_the_estimate_is_by_runs_that_are_there_or_stated(tmp_path, experiment):
+    jobs = plan(experiment, Scale(), tmp_path, None)
+    assert estimate(jobs, tmp_path) == (pytest.approx(4 * 3 * 1437 / 1000), {"digits"})
+    make_run(tmp_path, jobs[0].run)
+    make_run(tmp_path, jobs[2].run, epochs=1)
+    jobs = plan(experiment, Scale(), tmp_path, None)
+    assert estimate(jobs, tmp_path) == (7.0 * (3 + 2 + 3), set())
+    assert clock(3660) == "1 h 01 min"
+
+
+def test_options_as_the_recipe_has_them_do_not_make_another_run():
+    assert changed_options("cifar10", {"nu": 1.0, "terms": ["directional", "radial", "kl"]}) == ()
+    assert changed_options("tiny-imagenet", {"target": "stop-gradient"}) == (("target", "stop-gradient"),)
+    assert (
+        Run("cifar10", (("isotropic", True), ("nu", float("inf"))), 200, 1).name == "cifar10_isotropic_nu-inf_e200_s1"
+    )
+    with pytest.raises(UserError, match="recipe digits has no setting 'nuu'"):
+        Run("digits", (("nuu", 3.0),), 1, 0).config()

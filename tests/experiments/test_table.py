@@ -1,0 +1,165 @@
+"""Means, deviations and differences, and what a table says of what it lacks."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from vje.config import to_dict
+from vje.experiments import load_experiment
+from vje.experiments.plan import Scale, plan
+from vje.experiments.table import Found, difference
+from vje.experiments.write import write
+from vje.likelihood import radial_nll
+from vje.reporting.panels import scalar_influence, scalar_nll
+from vje.runs import RunFolder, read_json
+
+TABLE = """
+about = "digits"
+label = "tab:digits"
+epochs = 2
+seeds = 3
+notes = ["Be careful."]
+
+[[columns]]
+name = "k-NN"
+recipe = "digits"
+value = "evaluation:knn.z"
+
+[[columns]]
+name = "mean | both"
+recipe = "digits"
+value = ["evaluation:knn.z", "evaluation:knn.mean"]
+spread = "evaluation:spread"
+
+[[rows]]
+name = "1"
+paper = ["90.0 ± 1.0", "0.125"]
+
+[[rows]]
+name = "3"
+options = { nu = 3.0 }
+paper = ["91.0", ""]
+
+[[rows]]
+name = "elsewhere"
+quoted = "Others, 2020"
+paper = ["88.8", ""]
+"""
+CURVES = """
+about = "curves"
+label = "fig:curves"
+kind = "curves"
+epochs = 2
+seeds = 2
+
+[[columns]]
+name = "digits"
+recipe = "digits"
+
+[[strips]]
+name = "KL"
+value = "metrics:kl"
+
+[[rows]]
+name = "all"
+"""
+VALUES = ([80.0, 81.5, 86.0], [70.0, 71.0, 78.0], [0.5, 0.25, 0.75])
+
+
+def fill(out, experiment, evaluated=VALUES):
+    """Finished runs of the first row, with evaluations."""
+    for job, *values in zip(plan(experiment, Scale(), out, None), *evaluated, strict=False):
+        folder = RunFolder.create(out / job.run.name)
+        folder.write("config", to_dict(job.run.config()))
+        folder.write("environment", {"commit": "abcdef0123456789", "device": "a device"})
+        for epoch in (1, 2):
+            folder.append(folder.metrics_file, {"epoch": epoch, "step": epoch, "kl": values[0] + epoch})
+        folder.model_file.write_bytes(b"")
+        folder.write("evaluation", {"knn": {"z": values[0], "mean": values[1]}, "spread": values[2]})
+
+
+@pytest.fixture
+def declared(tmp_path):
+    def load(text):
+        file = tmp_path / "mine.toml"
+        file.write_text(text)
+        return load_experiment(str(file))
+
+    return load
+
+
+def make(experiment, out, scale=Scale(), failures=None):  # noqa: B008
+    console = Console(record=True, width=200)
+    files = write(experiment, scale, plan(experiment, scale, out, None), failures or {}, out, console)
+    return files, read_json(out / "mine.json"), (out / "mine.md").read_text()
+
+
+def test_cells_are_mean_deviation_and_difference(tmp_path, declared):
+    fill(tmp_path, experiment := declared(TABLE))
+    _, found, page = make(experiment, tmp_path)
+    first, second = found["rows"][0]["cells"]
+    assert first["ours"]["mean"] == pytest.approx(statistics.mean(VALUES[0]))
+    assert first["ours"]["std"] == pytest.approx(statistics.stdev(VALUES[0]))
+    assert first["difference"] == pytest.approx(statistics.mean(VALUES[0]) - 90.0)
+    assert first["paper"] == {"mean": 90.0, "std": 1.0}
+    both = [(a + b) / 2 for a, b in zip(*VALUES[:2], strict=True)]
+    assert second["ours"]["values"] == both
+    assert second["ours"]["std"] == pytest.approx(0.5)  # the mean of what is declared as the spread
+    assert "| 1 | ours | 82.5 ± 3.1 | 77.750 ± 0.500 |" in page
+    assert "|  | paper | 90.0 ± 1.0 | 0.125 |" in page
+    assert "|  | difference | -7.5 | +77.625 |" in page
+    assert "| elsewhere | paper, from Others, 2020 | 88.8 |  |" in page
+    assert "mean \\| both" in page
+    assert "Made with `vje " in page
+    assert "commit abcdef012345; device a device; seeds 0, 1, 2; epochs 2; 3 of 6 runs finished" in page
+    assert "Be careful." in page and "Scaled down" not in page
+
+
+def test_empty_cells_have_their_reason_below(tmp_path, declared):
+    fill(tmp_path, experiment := declared(TABLE))
+    (tmp_path / "digits_e2_s2" / "evaluation.json").unlink()
+    RunFolder(tmp_path / "digits_e2_s1").write("evaluation", {"knn": {"z": math.nan}})
+    _, found, page = make(experiment, tmp_path, failures={"digits_nu-3_e2_s0": "vje train failed: out of luck"})
+    assert found["rows"][1]["cells"][0] == {"ours": None, "paper": {"mean": 91.0, "std": None}, "difference": None}
+    assert "| 1 | ours | 80.0 (1 of 3) |" in page
+    assert "Missing, vje train failed: out of luck: digits_nu-3_e2_s0." in page
+    assert "Missing, not trained yet: digits_nu-3_e2_s1, digits_nu-3_e2_s2." in page
+    assert "Missing, not measured yet (vje evaluate): digits_e2_s2." in page
+    assert "Missing, knn.z is not finite: digits_e2_s1." in page
+
+
+def test_a_smaller_table_says_so_everywhere(tmp_path, declared):
+    experiment = declared(TABLE)
+    _, found, page = make(experiment, tmp_path, Scale(epochs=1, seeds=2))
+    said = "1 of the paper's 2 epochs, 2 of the paper's 3 seeds"
+    assert found["scaled"] == said
+    assert page.startswith(f"# digits (tab:digits) [{said}]")
+    assert f"Scaled down: {said}." in page
+
+
+def test_curves_are_means_over_seeds(tmp_path, declared):
+    fill(tmp_path, experiment := declared(CURVES))
+    files, found, page = make(experiment, tmp_path)
+    (series,) = found["series"]
+    expected = [[e, statistics.mean([80.0 + e, 81.5 + e]), statistics.stdev([80.0, 81.5])] for e in (1, 2)]
+    assert np.array(series["points"]) == pytest.approx(np.array(expected))
+    assert files[-1].read_bytes().startswith(b"\x89PNG")
+    assert "![curves](mine.png)" in page
+
+
+def test_a_difference_needs_both():
+    assert difference(None, None) is None
+    assert difference(Found((1.0,), None, 1), None) is None
+
+
+@pytest.mark.parametrize("nu", [1.0, 7.0, math.inf])
+def test_the_scalar_figure_shows_the_radial_likelihood(nu):
+    residual = torch.linspace(-3, 5, 17, dtype=torch.float64, requires_grad=True)
+    expected = radial_nll(5 + residual[:, None], torch.full((17, 1), 5.0, dtype=torch.float64), nu)
+    slope = torch.autograd.grad(expected.sum(), residual)[0]
+    np.testing.assert_allclose(scalar_nll(residual.detach().numpy(), nu), expected.detach(), atol=1e-12)
+    np.testing.assert_allclose(scalar_influence(residual.detach().numpy(), nu), slope.abs(), atol=1e-12)
