@@ -1,0 +1,322 @@
+"""The Power-Spherical distribution by quadrature and sampling, and VI-SimSiam against a slow re-implementation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+from torch import nn
+
+import vje
+from vje.methods.vi_simsiam import (
+    KAPPA_FLOOR,
+    VISimSiam,
+    power_spherical_entropy,
+    power_spherical_kl_uniform,
+    power_spherical_log_prob,
+)
+from vje.networks.encoders import Encoder
+from vje.recipes import load_recipe
+
+BATCH, DIM, HIDDEN, BOTTLENECK = 5, 6, 9, 4
+
+
+def double(x):
+    return torch.as_tensor(x, dtype=torch.float64)
+
+
+def log_area(dim):
+    """Of the unit sphere in ``dim`` dimensions, from the volume of balls: V_n = V_(n-2) 2 pi / n, and area n V_n."""
+    volume = {0: 1.0, 1: 2.0}
+    for n in range(2, dim + 1):
+        volume[n] = volume[n - 2] * 2 * math.pi / n
+    return math.log(dim * volume[dim])
+
+
+# The distribution
+
+
+@pytest.mark.parametrize("kappa", [0.2, 1.0, 6.5, 80.0])
+def test_the_density_integrates_to_one_on_the_circle(kappa):
+    mean = double([0.6, -0.8])
+
+    def density(angle):
+        return power_spherical_log_prob(double([math.cos(angle), math.sin(angle)]), mean, double(kappa)).exp().item()
+
+    peak = math.atan2(-0.8, 0.6)
+    total, _ = integrate.quad(density, peak - math.pi, peak + math.pi, points=[peak], epsabs=1e-10)
+    assert total == pytest.approx(1, abs=1e-7)
+
+
+@pytest.mark.parametrize("kappa", [0.2, 1.0, 6.5, 80.0])
+def test_the_density_integrates_to_one_on_the_globe(kappa):
+    """Gauss-Legendre in height, the trapezoidal rule around; the mean direction is no axis of the grid."""
+    height, weight = np.polynomial.legendre.leggauss(400)
+    around = np.arange(400) * 2 * math.pi / 400
+    ring = np.sqrt(1 - height**2)
+    x = np.stack([np.outer(ring, np.cos(around)), np.outer(ring, np.sin(around)), np.outer(height, np.ones(400))], -1)
+    mean = np.array([1.0, 2.0, -2.0]) / 3
+    density = power_spherical_log_prob(double(x), double(mean), double(kappa)).exp().numpy()
+    assert (density.mean(1) * 2 * math.pi) @ weight == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(("dim", "kappa"), [(2, 0.5), (5, 3.0), (256, 70.0), (2048, 4000.0), (2048, 2e4)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_log_density_is_that_of_a_beta_marginal(dim, kappa, dtype):
+    """(1 + cosine) / 2 is Beta(beta + kappa, beta) distributed, the rest uniform on a smaller sphere."""
+    generator = np.random.default_rng(dim)
+    mean, other = generator.normal(size=(2, dim))
+    for mix in (0.2, 1.0, 5.0):
+        x = other + mix * mean
+        t = x @ mean / np.linalg.norm(x) / np.linalg.norm(mean)
+        beta = (dim - 1) / 2
+        # p(x) dA = p(t) dt / area of the sphere at height t, dA = area (1 - t^2)^((dim - 3) / 2) dt
+        of_t = stats.beta.logpdf((1 + t) / 2, beta + kappa, beta) - math.log(2)
+        lower = math.log(2) + beta * math.log(math.pi) - math.lgamma(beta)
+        expected = of_t - lower - (dim - 3) / 2 * math.log1p(-(t**2))
+        actual = power_spherical_log_prob(*(torch.tensor(v, dtype=dtype) for v in (x, mean, kappa)))
+        assert actual.dtype == dtype
+        assert actual.item() == pytest.approx(expected, rel=1e-9 if dtype == torch.float64 else 1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "kappa"), [(2, 1.5), (3, 4.0), (5, 2.0)])
+def test_entropy_and_kl_agree_with_samples(dim, kappa):
+    """Samples by rejection of uniform directions, which needs nothing but the shape (1 + cosine)^kappa."""
+    generator = np.random.default_rng(0)
+    mean = np.eye(dim)[1]
+    x = generator.normal(size=(300_000, dim))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x = x[generator.uniform(size=len(x)) < ((1 + x @ mean) / 2) ** kappa]
+    log_prob = power_spherical_log_prob(double(x), double(mean), double(kappa)).numpy()
+    error = 4 * log_prob.std() / math.sqrt(len(x))
+    assert power_spherical_entropy(double(kappa), dim).item() == pytest.approx(-log_prob.mean(), abs=error)
+    expected = log_prob.mean() + log_area(dim)
+    assert power_spherical_kl_uniform(double(kappa), dim).item() == pytest.approx(expected, abs=error)
+
+
+@settings(deadline=None)
+@given(kappa=st.floats(1e-3, 1e4))
+def test_the_kl_on_the_globe_has_a_simple_form(kappa):
+    expected = math.log1p(kappa) - kappa / (1 + kappa)
+    assert power_spherical_kl_uniform(double(kappa), 3).item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(kappa=st.floats(1e-3, 1e5), dim=st.integers(2, 4096))
+def test_the_kl_is_positive_and_grows_with_the_concentration(kappa, dim):
+    less, more = power_spherical_kl_uniform(double([kappa, 1.1 * kappa]), dim).tolist()
+    assert -1e-8 < less < more + 1e-8
+
+
+def test_gradients_are_those_of_finite_differences():
+    torch.manual_seed(0)
+    x, mean = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    kappa = double([0.3, 4.0, 60.0]).requires_grad_()
+    assert torch.autograd.gradcheck(power_spherical_log_prob, (x, mean, kappa))
+    assert torch.autograd.gradcheck(lambda k: power_spherical_entropy(k, 5), (kappa,))
+    assert torch.autograd.gradcheck(lambda k: power_spherical_kl_uniform(k, 5), (kappa,))
+
+
+def test_the_likeliest_concentration_of_a_cosine():
+    """Near c / (1 - c) in units of D - 1, which is why it is predicted in these."""
+    dim, cosine = 2048, 0.8
+    kappa = double((dim - 1) * cosine / (1 - cosine)).requires_grad_()
+    x, mean = torch.zeros(2, dim, dtype=torch.float64)
+    mean[0], x[0], x[1] = 1.0, cosine, math.sqrt(1 - cosine**2)
+    (slope,) = torch.autograd.grad(power_spherical_log_prob(x, mean, kappa), kappa)
+    assert abs(slope) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_at_the_antipode_value_and_gradient_are_finite(dtype):
+    mean = torch.nn.functional.normalize(torch.randn(7, dtype=dtype), dim=0).requires_grad_()
+    for x in (-mean.detach(), -3 * mean.detach(), mean.detach()):
+        value = power_spherical_log_prob(x, mean, torch.tensor(50.0, dtype=dtype))
+        (gradient,) = torch.autograd.grad(value, mean)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+    assert power_spherical_log_prob(-mean, mean, torch.tensor(50.0)) < -300
+
+
+def test_half_precision_is_computed_in_float32():
+    x, mean, kappa = torch.randn(2, 64).bfloat16(), torch.randn(2, 64).bfloat16(), torch.tensor([3.0, 90.0]).bfloat16()
+    expected = power_spherical_log_prob(x.float(), mean.float(), kappa.float())
+    assert torch.equal(power_spherical_log_prob(x, mean, kappa), expected)
+
+
+# The method
+
+
+def make(seed=0, **options):
+    torch.manual_seed(seed)
+    encoder = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(48, DIM)), DIM)
+    model = VISimSiam(encoder, **{"hidden": HIDDEN, "layers": 2, "bottleneck": BOTTLENECK, **options}).double()
+    for module in (model.projector, model.predictor, model.concentration):
+        for p in module.parameters():
+            nn.init.normal_(p, std=0.7)
+    return model
+
+
+def two_views(seed=1, side=4, batch=BATCH):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, 3, side, side, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def by_hand(network, x, training=True):
+    """A head in numpy."""
+    for module in network:
+        p = {name: value.detach().numpy() for name, value in module.state_dict().items()}
+        if isinstance(module, nn.Linear):
+            x = np.stack([p["weight"] @ row for row in x]) + p.get("bias", 0)
+        elif isinstance(module, nn.BatchNorm1d):
+            mean, var = (x.mean(0), x.var(0)) if training else (p["running_mean"], p["running_var"])
+            x = (x - mean) / np.sqrt(var + 1e-5) * p.get("weight", 1) + p.get("bias", 0)
+        else:
+            x = np.where(x > 0, x, 0)
+    return x
+
+
+def distribution(model, y, training=True):
+    """Mean direction and concentration for each projection."""
+    mean, raw = by_hand(model.predictor, y, training), by_hand(model.concentration, y, training)[:, 0]
+    kappa = (HIDDEN - 1) * (np.log1p(np.exp(raw)) + KAPPA_FLOOR)
+    return mean / np.linalg.norm(mean, axis=1, keepdims=True), kappa
+
+
+def log_density(x, mean, kappa):
+    """One direction's, with the normaliser by quadrature over heights."""
+    shape = (HIDDEN - 3) / 2
+    area = integrate.quad(lambda t: (1 + t) ** (kappa + shape) * (1 - t) ** shape, -1, 1)[0]
+    return kappa * math.log1p(mean @ x / np.linalg.norm(x)) - math.log(area) - log_area(HIDDEN - 1)
+
+
+def kl(kappa):
+    """To the uniform distribution, by quadrature over heights."""
+    shape, uniform = (HIDDEN - 3) / 2, math.exp(log_area(HIDDEN - 1) - log_area(HIDDEN))
+    area = integrate.quad(lambda t: (1 + t) ** (kappa + shape) * (1 - t) ** shape, -1, 1)[0]
+
+    def integrand(t):
+        p = (1 + t) ** (kappa + shape) * (1 - t) ** shape / area
+        return p * math.log((1 + t) ** kappa / area / uniform)
+
+    return integrate.quad(integrand, -1 + 1e-12, 1 - 1e-12)[0]
+
+
+def reference(model, views):
+    """NLL and KL of each view of each image, and all concentrations, ``[2, B]``."""
+    y = [by_hand(model.projector, model.encoder(view).detach().numpy()) for view in views]
+    (mean_1, kappa_1), (mean_2, kappa_2) = (distribution(model, part) for part in y)
+    nll = [
+        [-log_density(y[1][b], mean_1[b], kappa_1[b]) for b in range(BATCH)],
+        [-log_density(y[0][b], mean_2[b], kappa_2[b]) for b in range(BATCH)],
+    ]
+    kappas = np.stack([kappa_1, kappa_2])
+    return np.array(nll), np.vectorize(kl)(kappas), kappas
+
+
+@pytest.mark.parametrize("kl_weight", [0.0, 1.0, 0.3])
+def test_the_loss_equals_the_slow_reference(kl_weight):
+    model, views = make(kl_weight=kl_weight), two_views()
+    output = model(views)
+    nll, divergence, kappa = reference(model, views)
+    assert output.loss.item() == pytest.approx((nll + kl_weight * divergence).mean() / kappa.mean(), rel=1e-6)
+    expected = {"ps_nll": nll.mean(), "kl": divergence.mean(), "kappa": kappa.mean()}
+    assert {name: output.parts[name].item() for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert not any(value.requires_grad for value in output.parts.values())
+
+
+def test_the_gradient_is_that_of_the_elbo_in_units_that_are_constant():
+    """Neither the observed projection nor the mean concentration that the loss is divided by is differentiated."""
+    model, views = make(), two_views()
+    model(views).loss.backward()
+    parameters = [*model.predictor.parameters(), *model.concentration.parameters()]
+    directions = [torch.randn_like(p) for p in parameters]
+    start, (_, _, kappa) = [p.detach().clone() for p in parameters], reference(model, views)
+
+    def elbo(h):
+        for p, p0, d in zip(parameters, start, directions, strict=True):
+            p.data = p0 + h * d
+        nll, divergence, _ = reference(model, views)
+        return (nll + divergence).mean() / kappa.mean()
+
+    slope = (elbo(1e-5) - elbo(-1e-5)) / 2e-5
+    actual = sum((p.grad * d).sum().item() for p, d in zip(parameters, directions, strict=True))
+    assert actual == pytest.approx(slope, rel=1e-4)
+
+
+def test_the_observed_projection_gets_no_gradient():
+    """With a predictor that says the same of everything, there is no other way to the projector."""
+    model = make()
+    for head in (model.predictor, model.concentration):
+        nn.init.zeros_(head[-1].weight)
+    model(two_views()).loss.backward()
+    assert all(not p.grad.any() for p in [*model.projector.parameters(), *model.encoder.parameters()])
+    assert model.predictor[-1].bias.grad.any()
+
+
+def test_scores_are_those_of_an_embedding_alone():
+    model, views = make(), two_views()
+    model(views)  # moves the batch-norm statistics
+    model.eval()
+    z = model.encoder(views[0]).detach()
+    scores = model.ood_scores(z)
+    y = by_hand(model.projector, z.numpy(), training=False)
+    mean, kappa = distribution(model, y, training=False)
+    for b in range(BATCH):
+        nll = -log_density(y[b], mean[b], kappa[b])
+        expected = {
+            "ps_nll": nll,
+            "neg_kappa": -kappa[b],
+            "neg_elbo": nll + kl(kappa[b]),
+            "cosine_distance": 1 - mean[b] @ y[b] / np.linalg.norm(y[b]),
+        }
+        assert {name: x[b].item() for name, x in scores.items()} == pytest.approx(expected, rel=1e-6, abs=1e-8)
+        alone = model.ood_scores(z[b : b + 1])
+        assert all(torch.allclose(alone[name], x[b : b + 1]) for name, x in scores.items())
+    torch.testing.assert_close(model.statistics(z)["kappa"], double(kappa))
+
+
+def test_the_predictors_learning_rate_stays_and_the_concentrations_does_not():
+    model = make()
+    assert list(model.constant_rate()) == list(model.predictor.parameters())
+    assert list(make(fixed_predictor_rate=False).constant_rate()) == []
+
+
+def test_a_step_trains_every_parameter():
+    torch.manual_seed(0)
+    model = VISimSiam("resnet8", hidden=32, layers=2, bottleneck=8)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model([view.float() for view in two_views(side=8, batch=4)])
+    output.loss.backward()
+    assert output.loss.dtype == output.embeddings.dtype == torch.float32
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_saved_model_is_the_same_model(tmp_path):
+    torch.manual_seed(0)
+    model = VISimSiam("resnet8", hidden=32, layers=2, bottleneck=8, kl_weight=0.5, batch_norm="joint")
+    views = [view.float() for view in two_views(side=8, batch=4)]
+    model(views)
+    model.save(tmp_path)
+    loaded = vje.load(tmp_path / "model.safetensors")
+    assert isinstance(loaded, VISimSiam)
+    assert loaded.hyperparameters() == model.hyperparameters()
+    z = model.eval().embed(views[0])
+    assert all(torch.equal(x, model.ood_scores(z)[name]) for name, x in loaded.ood_scores(z).items())
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
+def test_recipes_load(data):
+    config = load_recipe(f"{data}-vi-simsiam")
+    config.check()
+    assert config.method == "vi-simsiam"
+    assert config.settings.layers == (3 if data == "imagenet1k" else 2)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan])
+def test_a_bad_weight_is_refused(value):
+    with pytest.raises(ValueError, match=f"kl_weight must be 0 or more, got {value}"):
+        make(kl_weight=value)
