@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from scipy import integrate, special
 from torch import nn
 
-import vje
-from vje.methods import lejepa
 from vje.methods.lejepa import LeJEPA, epps_pulley, prediction_loss, sigreg
 from vje.networks.encoders import Encoder
 from vje.random import Draws, Stream
-from vje.recipes import load_recipe
 
 EXPECTED = math.sqrt(2 * math.pi) - math.sqrt(2 * math.pi / 3)
 """Of the statistic under N(0, 1), for any number of samples: the integral of (1 - exp(-t^2)) exp(-t^2/2)."""
@@ -227,30 +224,6 @@ def test_the_views_are_normalised_together_unless_told_otherwise():
         assert model(views, draws()).parts["prediction"].item() == pytest.approx(y.var(0, correction=0).mean().item())
 
 
-def test_processes_that_share_a_batch_have_its_loss_and_its_gradient(monkeypatch):
-    """Each holds some images of both views, and sees those of the others as constants."""
-    model, views = make(), two_views(batch=6)
-    whole = model(views, draws(batch=6)).loss
-    whole.backward()
-    expected = [p.grad.clone() for p in model.parameters()]
-    outputs = [model.projector(model.encoder(x)).detach() for x in views]
-    model.zero_grad()
-    for rows in (slice(0, 2), slice(2, 6)):
-        rest = iter(outputs)
-
-        def gather(x, rows=rows, rest=rest):
-            everything = next(rest).clone()
-            everything[rows] = x
-            return everything
-
-        monkeypatch.setattr(lejepa, "gather", gather)
-        loss = model([x[rows] for x in views], draws(rows.start, rows.stop - rows.start)).loss
-        torch.testing.assert_close(loss, whole)
-        loss.backward()
-    for p, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(p.grad, gradient, rtol=1e-9, atol=1e-11)
-
-
 def test_under_autocast_the_loss_is_float32():
     model, views = make().float(), [x.float() for x in two_views()]
     seen = []
@@ -262,21 +235,6 @@ def test_under_autocast_the_loss_is_float32():
     expected = 0.95 * prediction_loss(y) + 0.05 * sigreg(y, model._directions(y, draws()))
     assert output.loss.dtype == torch.float32
     assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_a_model_trains_and_is_saved_with_its_settings(tmp_path):
-    torch.manual_seed(0)
-    model = LeJEPA("resnet8", hidden=16, projection=8, layers=2, lambd=0.1, slices=20, knots=9, t_max=3.0)
-    views = [torch.randn(4, 3, 8, 8) for _ in range(2)]
-    output = model(views, draws(batch=4))
-    output.loss.backward()
-    assert output.loss.isfinite()
-    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
-
-    loaded, model = vje.load(model.save(tmp_path)), model.eval()
-    assert loaded.hyperparameters() == model.hyperparameters()
-    assert torch.equal(loaded.embed(views[0]), model.embed(views[0]))
-    assert torch.equal(loaded(views, draws(batch=4)).loss, model(views, draws(batch=4)).loss)
 
 
 def test_minimising_sigreg_whitens():
@@ -295,13 +253,6 @@ def test_minimising_sigreg_whitens():
     torch.testing.assert_close(shift.detach(), torch.zeros(2), rtol=0, atol=0.2)
 
 
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
-def test_there_are_recipes(data):
-    config = load_recipe(f"{data}-lejepa")
-    config.check()
-    assert (config.method, config.optimizer.optimizer) == ("lejepa", "adamw")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -315,8 +266,3 @@ def test_there_are_recipes(data):
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         LeJEPA(linear_encoder(), **options)
-
-
-def test_another_number_of_views_is_refused():
-    with pytest.raises(ValueError, match="LeJEPA compares two views of each image, got 3"):
-        make()([torch.zeros(2, 3, 4, 4)] * 3)

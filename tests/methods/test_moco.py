@@ -11,7 +11,6 @@ from torch import nn
 import vje
 from vje.methods.moco import MoCo, info_nce_loss
 from vje.networks.encoders import Encoder
-from vje.recipes import load_recipe
 
 BATCH, DIM = 3, 6
 
@@ -141,14 +140,6 @@ def test_under_autocast_queue_and_loss_are_float32():
     torch.testing.assert_close(loss, expected, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
-def test_recipes_load(data):
-    config = load_recipe(f"{data}-moco")
-    config.check()
-    assert config.settings.queue == {"imagenet1k": 65536, "digits": 512}.get(data, 4096)
-    assert config.settings.symmetric == (data != "imagenet1k")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"temperature": -1.0}, r"temperature must be positive.*got -1\.0"), ({"queue": 0}, "queue must be .*got 0")],
@@ -156,8 +147,3 @@ def test_recipes_load(data):
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
-
-
-def test_another_number_of_views_is_refused():
-    with pytest.raises(ValueError, match="two views of each image, got 3"):
-        make()([*two_views(), two_views()[0]])

@@ -8,9 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vje
 from vje.methods.simclr import SimCLR, nt_xent_loss
-from vje.recipes import load_recipe
 
 
 def reference_loss(y, temperature):
@@ -95,24 +93,6 @@ def test_under_autocast_the_loss_is_float32():
     assert seen[0].dtype == torch.bfloat16
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(reference_loss(seen[0].float(), 0.5), rel=1e-5)
-
-
-def test_settings_survive_saving(tmp_path):
-    model, views = make(temperature=0.3, batch_norm="separate"), two_views()
-    model(views)  # moves the batch-norm statistics
-    loaded = vje.load(model.save(tmp_path))
-    assert isinstance(loaded, SimCLR)
-    assert loaded.hyperparameters() == model.hyperparameters()
-    assert loaded(views).loss == model.eval()(views).loss
-    assert torch.equal(loaded.embed(views[0]), model.embed(views[0]))
-
-
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
-def test_recipes_load(data):
-    config = load_recipe(f"{data}-simclr")
-    config.check()
-    assert config.method == "simclr"
-    assert config.settings.temperature == (0.1 if data == "imagenet1k" else 0.5)
 
 
 def test_mistakes_are_refused():

@@ -5,10 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-import vje
 from vje.methods.simsiam import SimSiam, simsiam_loss
 from vje.networks.encoders import Encoder
-from vje.recipes import load_recipe
 from vje.training.optimizer import build_optimizer
 
 BATCH, DIM, HIDDEN, BOTTLENECK = 5, 6, 7, 3
@@ -124,30 +122,3 @@ def test_a_step_trains_every_parameter():
     assert output.loss.dtype == output.embeddings.dtype == torch.float32
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert model.target_encoder is None
-
-
-def test_a_saved_model_is_the_same_model(tmp_path):
-    torch.manual_seed(0)
-    model = SimSiam("resnet8", hidden=16, layers=2, bottleneck=8, fixed_predictor_rate=False, batch_norm="joint")
-    views = two_views(side=8, batch=4)
-    model(views)  # moves the batch-norm statistics
-    model.save(tmp_path)
-    loaded = vje.load(tmp_path / "model.safetensors")
-    assert isinstance(loaded, SimSiam)
-    assert loaded.hyperparameters() == model.hyperparameters()
-    model.eval()
-    assert torch.equal(loaded(views).loss, model(views).loss)
-    assert torch.equal(loaded.embed(views[0]), model.embed(views[0]))
-
-
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
-def test_recipes_load(data):
-    config = load_recipe(f"{data}-simsiam")
-    config.check()
-    assert config.method == "simsiam"
-    assert config.settings.layers == (3 if data == "imagenet1k" else 2)
-
-
-def test_another_number_of_views_is_refused():
-    with pytest.raises(ValueError, match="two views of each image, got 3"):
-        make()([torch.zeros(2, 3, 4, 4)] * 3)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import vje
 from vje.build import build_method
 from vje.methods.supervised import Supervised
 from vje.networks.encoders import Encoder
@@ -73,16 +72,6 @@ def test_under_autocast_the_loss_is_float32():
         output = model([x], labels=LABELS)
     assert output.loss.dtype == output.embeddings.dtype == torch.float32
     assert output.loss.item() == pytest.approx(reference(model, x, LABELS)[0], rel=0.02)
-
-
-def test_settings_survive_saving(tmp_path):
-    model, x = Supervised("resnet8", classes=7, label_smoothing=0.2), images(side=8)
-    model([x], labels=LABELS)  # moves the batch-norm statistics
-    loaded = vje.load(model.save(tmp_path))
-    assert isinstance(loaded, Supervised)
-    assert loaded.hyperparameters() == {"classes": 7, "label_smoothing": 0.2}
-    assert loaded([x], labels=LABELS).loss == model.eval()([x], labels=LABELS).loss
-    assert torch.equal(loaded.embed(x), model.embed(x))
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])

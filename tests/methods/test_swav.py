@@ -8,9 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vje
 from vje.methods.swav import SwAV, sinkhorn, swapped_prediction_loss
-from vje.recipes import load_recipe
 
 
 def reference_assignments(scores, epsilon, iterations):
@@ -155,26 +153,6 @@ def test_under_autocast_the_loss_is_float32():
     assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_settings_survive_saving(tmp_path):
-    model, views = make(epsilon=0.1, iterations=2, frozen_steps=7), two_views()
-    model(views)  # moves the batch-norm statistics
-    loaded = vje.load(model.save(tmp_path))
-    assert isinstance(loaded, SwAV)
-    assert loaded.hyperparameters() == model.hyperparameters()
-    assert loaded.steps == 1
-    assert loaded(views).loss == model.eval()(views).loss
-    assert torch.equal(loaded.embed(views[0]), model.embed(views[0]))
-
-
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
-def test_recipes_load(data):
-    config = load_recipe(f"{data}-swav")
-    config.check()
-    assert (config.settings.temperature, config.settings.epsilon, config.settings.iterations) == (0.1, 0.05, 3)
-    images = {"imagenet1k": 1_281_167, "digits": 1438}.get(data, 50_000)
-    assert config.settings.frozen_steps == pytest.approx(images / config.optimizer.batch, abs=1)  # an epoch
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -187,8 +165,3 @@ def test_recipes_load(data):
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
-
-
-def test_another_number_of_views_is_refused():
-    with pytest.raises(ValueError, match="two views of each image, got 1"):
-        make()(two_views()[:1])

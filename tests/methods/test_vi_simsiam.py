@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import nn
 
-import vje
 from vje.methods.vi_simsiam import (
     KAPPA_FLOOR,
     VISimSiam,
@@ -19,7 +18,6 @@ from vje.methods.vi_simsiam import (
     power_spherical_log_prob,
 )
 from vje.networks.encoders import Encoder
-from vje.recipes import load_recipe
 
 BATCH, DIM, HIDDEN, BOTTLENECK = 5, 6, 9, 4
 
@@ -293,27 +291,6 @@ def test_a_step_trains_every_parameter():
     output.loss.backward()
     assert output.loss.dtype == output.embeddings.dtype == torch.float32
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_a_saved_model_is_the_same_model(tmp_path):
-    torch.manual_seed(0)
-    model = VISimSiam("resnet8", hidden=32, layers=2, bottleneck=8, kl_weight=0.5, batch_norm="joint")
-    views = [view.float() for view in two_views(side=8, batch=4)]
-    model(views)
-    model.save(tmp_path)
-    loaded = vje.load(tmp_path / "model.safetensors")
-    assert isinstance(loaded, VISimSiam)
-    assert loaded.hyperparameters() == model.hyperparameters()
-    z = model.eval().embed(views[0])
-    assert all(torch.equal(x, model.ood_scores(z)[name]) for name, x in loaded.ood_scores(z).items())
-
-
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
-def test_recipes_load(data):
-    config = load_recipe(f"{data}-vi-simsiam")
-    config.check()
-    assert config.method == "vi-simsiam"
-    assert config.settings.layers == (3 if data == "imagenet1k" else 2)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan])

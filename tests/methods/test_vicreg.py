@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard
 from torch import nn
 
-import vje
-from vje.methods import vicreg
 from vje.methods.vicreg import VICReg, vicreg_terms
 from vje.networks.encoders import Encoder
 from vje.recipes import load_recipe
@@ -135,30 +133,6 @@ def test_the_views_are_normalised_apart_unless_told_otherwise():
         assert model(views).loss.item() == pytest.approx(weights @ reference_terms(*outputs), rel=1e-9)
 
 
-def test_processes_that_share_a_batch_have_its_loss_and_its_gradient(monkeypatch):
-    """Each holds some images of both views, and sees those of the others as constants."""
-    model, views = make(), two_views(batch=6)
-    whole = model(views).loss
-    whole.backward()
-    expected = [p.grad.clone() for p in model.parameters()]
-    outputs = [model.expander(model.encoder(x)).detach() for x in views]
-    model.zero_grad()
-    for rows in (slice(0, 2), slice(2, 6)):
-        rest = iter(outputs)
-
-        def gather(x, rows=rows, rest=rest):
-            everything = next(rest).clone()
-            everything[rows] = x
-            return everything
-
-        monkeypatch.setattr(vicreg, "gather", gather)
-        loss = model([x[rows] for x in views]).loss
-        torch.testing.assert_close(loss, whole)
-        loss.backward()
-    for p, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(p.grad, gradient, rtol=1e-9, atol=1e-11)
-
-
 def test_under_autocast_the_loss_is_float32():
     model, views = make().float(), [x.float() for x in two_views()]
     seen = []
@@ -179,29 +153,6 @@ def test_the_expander_has_the_paper_s_number_of_parameters():
     assert (round(expander / 1e6, 1), round(total / 1e6, 1)) == (151.0, 174.5)
 
 
-def test_a_model_trains_and_is_saved_with_its_settings(tmp_path):
-    torch.manual_seed(0)
-    model = VICReg("resnet8", hidden=16, layers=2, covariance=2.0, batch_norm="joint")
-    views = [torch.randn(4, 3, 8, 8) for _ in range(2)]
-    output = model(views)
-    output.loss.backward()
-    assert output.loss.isfinite()
-    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
-
-    loaded, model = vje.load(model.save(tmp_path)), model.eval()
-    assert loaded.hyperparameters() == model.hyperparameters()
-    assert torch.equal(loaded.embed(views[0]), model.embed(views[0]))
-    assert torch.equal(loaded(views).loss, model(views).loss)
-
-
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
-def test_there_are_recipes(data):
-    config = load_recipe(f"{data}-vicreg")
-    config.check()
-    weights = (config.settings.invariance, config.settings.variance, config.settings.covariance)
-    assert (config.method, weights) == ("vicreg", (25.0, 25.0, 1.0))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -213,8 +164,3 @@ def test_there_are_recipes(data):
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         VICReg(linear_encoder(), **options)
-
-
-def test_another_number_of_views_is_refused():
-    with pytest.raises(ValueError, match="VICReg compares two views of each image, got 3"):
-        make()([torch.zeros(2, 3, 4, 4)] * 3)

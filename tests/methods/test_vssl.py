@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 from torch import nn
 
-import vje
 from vje.methods.vssl import VSSL, cosine_terms, gaussian_terms
 from vje.networks.encoders import Encoder
 from vje.posterior import DiagonalGaussian
 from vje.random import Draws, Stream
-from vje.recipes import load_recipe
 
 BATCH, DIM, HIDDEN, LATENT, FLOOR = 5, 6, 24, 4, 0.2
 
@@ -232,29 +230,6 @@ def test_statistics_are_of_the_students_gaussian():
     np.testing.assert_allclose(model.statistics(z)["variance"].detach(), variance.mean(1))
     np.testing.assert_allclose(model.ood_scores(z)["variance_trace"].detach(), variance.sum(1))
     torch.testing.assert_close(model.spaces(z)["mean"], model.head.mean(hidden))
-
-
-def test_a_saved_model_is_the_same_model(tmp_path):
-    torch.manual_seed(0)
-    model = VSSL("resnet8", objective="gaussian", hidden=16, latent=8, predictor=False, variance_floor=0.1)
-    views = [view.float() for view in two_views(side=8, batch=4)]
-    for p in model.parameters():
-        p.data.mul_(1.1)
-    model(views)
-    model.after_step(0.5)
-    model.save(tmp_path)
-    loaded = vje.load(tmp_path / "model.safetensors")
-    assert isinstance(loaded, VSSL)
-    assert loaded.hyperparameters() == model.hyperparameters()
-    model.eval()
-    assert torch.equal(loaded(views).loss, model(views).loss)
-
-
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits"])
-def test_recipes_load(data):
-    config = load_recipe(f"{data}-vssl")
-    config.check()
-    assert config.method == "vssl"
 
 
 @pytest.mark.parametrize(

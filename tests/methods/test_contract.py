@@ -1,0 +1,122 @@
+"""What holds for every method: the trainer, the recipes and saved models count on it."""
+
+import json
+
+import pytest
+import torch
+
+import vje
+from vje.config import read_config, to_dict
+from vje.methods import find_method, method_names
+from vje.networks.encoders import build_encoder
+from vje.random import Draws
+from vje.recipes import load_recipe, method_about
+from vje.runs import finite
+
+BATCH = 6
+
+
+@pytest.fixture(params=method_names())
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def model(name):
+    """As the digits recipe has it, but for images of three channels."""
+    torch.manual_seed(0)
+    settings = vars(load_recipe("digits", name).settings)
+    return find_method(name)(build_encoder("resnet8"), **settings)
+
+
+def inputs(model, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    views = [torch.randn(BATCH, 3, 8, 8, generator=generator) for _ in range(model.views)]
+    labels = torch.arange(BATCH) % 3 if model.needs_labels else None
+    return views, Draws(0, 5, torch.arange(BATCH)), labels
+
+
+def test_a_step_reports_finite_detached_numbers_and_trains_every_parameter(model):
+    views, draws, labels = inputs(model)
+    output = model(views, draws, labels)
+    assert output.loss.shape == () and output.loss.isfinite() and output.loss.dtype == torch.float32
+    assert torch.equal(output.parts["loss"], output.loss.detach())
+    assert all(x.shape == () and x.isfinite() and not x.requires_grad for x in output.parts.values())
+    assert output.embeddings.shape == (BATCH, model.encoder.dim) and not output.embeddings.requires_grad
+    output.loss.backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in trained)
+    assert any(p.grad.any() for p in model.encoder.parameters())
+    followers = [p for p in model.parameters() if not p.requires_grad]
+    assert all(p.grad is None for p in followers)
+    assert bool(followers) == (model.target_encoder is not None)
+
+
+def test_parts_have_the_same_names_every_step_and_draws_decide_all_randomness(model):
+    model.eval()  # no state, such as MoCo's queue, moves
+    views, draws, labels = inputs(model)
+    first = model(views, draws, labels)
+    torch.manual_seed(123)
+    second = model(views, draws, labels)
+    assert list(first.parts) == list(second.parts)
+    assert torch.equal(first.loss, second.loss)
+
+
+def test_the_target_follows_after_a_step_only(model):
+    if model.target_encoder is None:
+        return  # nothing follows
+    before = [p.clone() for p in model.target_encoder.parameters()]
+    with torch.no_grad():
+        for p in model.encoder.parameters():
+            p.add_(1.0)
+    model.after_step(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.target_encoder.parameters(), strict=True))
+    model.after_step(0.75)
+    for old, new in zip(before, model.target_encoder.parameters(), strict=True):
+        torch.testing.assert_close(new, old + 0.25)
+
+
+def test_under_autocast_the_loss_stays_float32(model):
+    views, draws, labels = inputs(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(views, draws, labels)
+    assert output.loss.dtype == torch.float32 and output.loss.isfinite()
+    assert output.embeddings.dtype == torch.float32
+
+
+def test_a_saved_model_is_the_same_model(model, name, tmp_path):
+    views, draws, labels = inputs(model)
+    model(views, draws, labels)  # so that running statistics and queues are not as they began
+    loaded, model = vje.load(model.save(tmp_path)), model.eval()
+    assert (loaded.name(), loaded.hyperparameters()) == (name, model.hyperparameters())
+    assert torch.equal(loaded.embed(views[0]), model.embed(views[0]))
+    assert torch.equal(loaded(views, draws, labels).loss, model(views, draws, labels).loss)
+
+
+def test_other_spaces_and_scores_are_of_each_embedding_alone(model):
+    model.eval()
+    z = torch.rand(5, model.encoder.dim)
+    for function in (model.spaces, model.statistics, model.ood_scores):
+        whole = function(z)
+        for key, value in whole.items():
+            assert len(value) == 5 and value.isfinite().all(), key
+            torch.testing.assert_close(function(z[2:3])[key], value[2:3], rtol=1e-4, atol=1e-4)
+
+
+def test_another_number_of_views_is_refused(model):
+    views, draws, labels = inputs(model)
+    with pytest.raises(ValueError, match="view"):
+        model([*views, views[0]], draws, labels)
+
+
+def test_constant_rates_are_of_the_method_s_own_parameters(model):
+    own = {id(p) for p in model.parameters() if p.requires_grad}
+    assert {id(p) for p in model.constant_rate()} <= own
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "imagenet1k", "digits", "folder"])
+def test_there_is_a_recipe_for_every_data_set_that_survives_json(name, data):
+    config = load_recipe(data, name)
+    config.check()
+    assert config.method == name and method_about(name)
+    assert read_config(json.loads(json.dumps(finite(to_dict(config)))), "config.json") == config
