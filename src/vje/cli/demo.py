@@ -92,8 +92,16 @@ def _show(folder: RunFolder) -> int:
     _draw(picture, splits, test, scores["nll"])
     result["ood"] = _strangers(model, scores["nll"])
     folder.write("evaluation", result)
-    _explain(result, scores, folder, picture, model)
+    _explain(result, scores, folder, picture, model, _report(folder))
     return 0
+
+
+def _report(folder: RunFolder) -> Path:
+    """The page that shows all of it, with a map of the digits."""
+    from vje.cli.report import Options as ReportOptions
+    from vje.cli.report import write_report
+
+    return write_report(folder, folder.path / "report.html", ReportOptions((folder.path,), device="cpu", workers=0))
 
 
 def _strangers(model: "VJE", nll: "torch.Tensor", count: int = 500) -> dict[str, float]:
@@ -146,7 +154,12 @@ def _draw(picture: Path, splits: "Splits", test: "Features", nll: "torch.Tensor"
 
 
 def _explain(
-    result: dict[str, Any], scores: dict[str, "torch.Tensor"], folder: RunFolder, picture: Path, model: "VJE"
+    result: dict[str, Any],
+    scores: dict[str, "torch.Tensor"],
+    folder: RunFolder,
+    picture: Path,
+    model: "VJE",
+    report: Path,
 ) -> None:
     """What was learned, in words."""
     from rich.console import Console
@@ -182,3 +195,4 @@ def _explain(
     say("  vje train folder --data PHOTOS/     your own images, no labels needed")
     say(f"  vje calibrate {folder.path}             then `vje score {folder.path} IMAGES` gives p-values")
     say("  vje recipes                         what else can be trained by name")
+    say(f"\nOpen this in a browser to look around: {report}")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from vje.build import Data, build_data, build_loop, resolve_device, scaled_warmup, set_determinism
 from vje.cli.console import TrainingDisplay, duration
+from vje.cli.live import watching
 from vje.cli.monitor import KNNMonitor, TensorBoard
 from vje.config import Config
 from vje.environment import environment as surroundings
@@ -22,9 +23,17 @@ from vje.training.loop import Callback, Loop, Stopped
 
 
 def train(
-    config: Config, folder: RunFolder, resuming: bool, environment: dict[str, Any], settings: dict[str, Any]
+    config: Config,
+    folder: RunFolder,
+    resuming: bool,
+    environment: dict[str, Any],
+    settings: dict[str, Any],
+    watch: int | None = None,
 ) -> int:
-    """Train and save the model; 130 if interrupted. Only the first of several processes writes and prints."""
+    """Train and save the model; 130 if interrupted. Only the first of several processes writes and prints.
+
+    With ``watch``, a live page is served at that port (0: any) while it trains.
+    """
     began = time.monotonic()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = resolve_device(config.run.device, local_rank)
@@ -53,7 +62,9 @@ def train(
         complaints = loop.resume() if resuming else []
         _introduce(console, config, folder, data, device, loop, complaints)
         loop.callbacks = _callbacks(config, data, model, loop, folder)
-        return _run(loop, model, console, folder, config, began)
+        with watching(folder, watch if processes.writes else None, console) as watchers:
+            loop.callbacks = [*loop.callbacks, *watchers]
+            return _run(loop, model, console, folder, config, began)
 
 
 def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config: Config, began: float) -> int:

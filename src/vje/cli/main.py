@@ -18,6 +18,8 @@ COMMANDS = {
     "ood": "out-of-distribution detection: every score on every data set",
     "calibrate": "scores of held-out images, kept with a run for p-values",
     "score": "score images: how unusual each is, with p-values and outliers, to a file",
+    "reproduce": "make a table or figure of the paper: its runs, then ours beside the paper's",
+    "report": "a page to look at a run: curves, map of the images, typical and odd ones; or to compare runs",
     "profile": "what training methods cost: parameters, operations, speed and memory",
     "demo": "train on handwritten digits on the CPU and look at the result (two minutes)",
     "recipes": "list the training recipes",

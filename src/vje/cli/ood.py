@@ -18,6 +18,8 @@ FIGURE_SCORES = (
     *("nll", "nll_directional", "variance_trace", "neg_kl", "neg_anisotropy"),
     *("ps_nll", "neg_kappa", "neg_elbo", "cosine_distance", "knn", "mahalanobis"),
 )
+CURVE_SCORES = ("nll", "ps_nll", "nll_directional", "variance_trace", "knn", "mahalanobis", "energy")
+"""Scores whose curves the report shows; more would hide each other."""
 TITLES = {
     "nll": "NLL",
     "nll_directional": "NLL dir",
@@ -167,13 +169,15 @@ def _sets(
 
 
 def _draw(folder: RunFolder, inside: Any, outside: Any) -> None:
-    from vje.reporting.ood import save_densities, save_roc
+    from vje.reporting.ood import ood_curves, save_densities, save_roc
 
     shown = [name for name in FIGURE_SCORES if name in inside]
     save_roc(folder.path / "ood-roc.png", {name: inside[name] for name in shown}, outside)
     main = next(name for name in ("nll", "ps_nll", *inside) if name in inside)
     densities = {data: scores[main] for data, scores in outside.items()}
     save_densities(folder.path / f"ood-{main.replace('_', '-')}.png", inside[main], densities, TITLES.get(main, main))
+    curves = ood_curves(inside, outside, [name for name in CURVE_SCORES if name in inside] or [main], main)
+    folder.write("ood-curves", curves | {"titles": {name: TITLES.get(name, name) for name in inside}})
 
 
 def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:

@@ -1,6 +1,7 @@
 """``vje train RECIPE``: train from scratch, or go on with a run. Mistakes are found before torch is imported."""
 
 import os
+import socket
 import sys
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from importlib.util import find_spec
@@ -45,6 +46,10 @@ class Options:
     """Run folder to write; the default is a new one under runs/."""
     extend: bool = False
     """On --resume: allow another --epochs, although the rest of the schedule then differs from either run's."""
+    watch: bool = False
+    """Serve a page with the curves so far, to this machine only, while training."""
+    watch_port: int = 0
+    """Port of that page; 0 takes one that is free."""
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     encoder: EncoderConfig = EncoderConfig()
@@ -108,11 +113,12 @@ def _start(recipe: str, method: str | None, rest: list[str]) -> int:
     if not config.data.data:
         raise UserError(f"recipe {recipe} needs to know where the images are: --data PATH (a folder or an .npz file).")
     _check_surroundings(config)
+    watch = _watch_port(options)
     out = options.out or next_free(Path("runs") / config.recipe)
     folder = RunFolder(out)
     if int(os.environ.get("RANK", "0")) == 0:
         folder = RunFolder.create(out)
-    return _train(config, folder, resuming=False)
+    return _train(config, folder, resuming=False, watch=watch)
 
 
 def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
@@ -125,10 +131,11 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
         raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
     _check_changes(stored, config, options.extend)
     _check_surroundings(config)
+    watch = _watch_port(options)
     if folder.model_file.exists() and len(folder.metrics()) >= config.optimizer.epochs:
         print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: vje evaluate {path}")
         return 0
-    return _train(config, folder, resuming=True)
+    return _train(config, folder, resuming=True, watch=watch)
 
 
 def _check_surroundings(config: Config) -> None:
@@ -161,8 +168,29 @@ def _check_changes(stored: Config, config: Config, extend: bool) -> None:
             print(f"{option} {old} -> {new}: results will not be bit-identical to an uninterrupted run.")
 
 
-def _train(config: Config, folder: RunFolder, resuming: bool) -> int:
+def _watch_port(options: Options) -> int | None:
+    """Port of the live page, if one is wanted; a port that cannot be had is better known before training."""
+    if not options.watch:
+        if options.watch_port:
+            raise UserError(f"--watch-port {options.watch_port} is the port of --watch, which was not given: add it.")
+        return None
+    if not 0 <= options.watch_port < 2**16:
+        raise UserError(f"--watch-port must be between 0 and 65535, got {options.watch_port}.")
+    if int(os.environ.get("RANK", "0")) == 0:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+            try:
+                probe.bind(("127.0.0.1", options.watch_port))
+            except OSError as error:
+                raise UserError(
+                    f"--watch-port {options.watch_port} cannot be used ({error.strerror}): choose another, or leave it "
+                    "out for one that is free."
+                ) from None
+    return options.watch_port
+
+
+def _train(config: Config, folder: RunFolder, resuming: bool, watch: int | None) -> int:
     from vje.cli.launch import train
 
     environment: dict[str, Any] = {"command": ["vje", *sys.argv[1:]]}
-    return train(config, folder, resuming, environment, to_dict(config))
+    return train(config, folder, resuming, environment, to_dict(config), watch)

@@ -1,8 +1,8 @@
-"""The two figures of an out-of-distribution result: ROC curves and score densities, for each set."""
+"""What an out-of-distribution result looks like: ROC curves and score densities, for each set."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,3 +72,53 @@ def _panels(count: int) -> "tuple[Figure, list[Axes]]":
 def _save(figure: "Figure", file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
+
+
+def ood_curves(
+    inside: Mapping[str, Array], outside: Mapping[str, Mapping[str, Array]], shown: Sequence[str], density: str
+) -> dict[str, Any]:
+    """What the report draws, as small lists: ROC curves of some scores and the densities of one, for each set.
+
+    Args:
+        inside: scores of the in-distribution images, by score.
+        outside: scores of each set, by set and score.
+        shown: scores whose ROC curves are wanted.
+        density: score whose densities are wanted.
+
+    Returns:
+        ``sets.<set>.roc.<score>.false_alarms|hits|auroc`` and ``sets.<set>.density.edges|inside|outside``.
+    """
+    sets = {
+        data: {
+            "roc": {name: roc_points(inside[name], found[name]) for name in shown},
+            "density": densities(inside[density], found[density]),
+        }
+        for data, found in outside.items()
+    }
+    return {"density": density, "sets": sets}
+
+
+def roc_points(inside: Array, outside: Array, most: int = 200) -> dict[str, Any]:
+    """A ROC curve, OOD being the positive class, in so few points that no eye sees the difference, and its area."""
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    truth, values = np.r_[np.zeros(len(inside)), np.ones(len(outside))], np.r_[inside, outside]
+    false_alarms, hits, _ = roc_curve(truth, values)
+    along = false_alarms + hits  # rises from 0 to 2: equal steps of it are fine where the curve is steep and where not
+    chosen = np.unique(np.r_[0, np.searchsorted(along, np.linspace(0, 2, most - 2)), len(along) - 1])
+    chosen = chosen[chosen < len(along)]
+    return {
+        "false_alarms": false_alarms[chosen].round(5).tolist(),
+        "hits": hits[chosen].round(5).tolist(),
+        "auroc": 100 * float(roc_auc_score(truth, values)),
+    }
+
+
+def densities(inside: Array, outside: Array, bins: int = 60) -> dict[str, list[float]]:
+    """Histograms of two groups of scores over the same bins, each of area 1 but for the few values beyond the ends."""
+    both = np.r_[inside, outside]
+    low, high = (float(x) for x in np.quantile(both, (0.002, 0.998)))
+    edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+    width = edges[1] - edges[0]
+    heights = [np.histogram(x, edges)[0] / (len(x) * width) for x in (inside, outside)]
+    return {"edges": edges.tolist(), "inside": heights[0].tolist(), "outside": heights[1].tolist()}

@@ -1,0 +1,189 @@
+"""``vje report RUN...``: one HTML file to look at a run, or to compare several. Mistakes are found before torch is."""
+
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from vje.cli.evaluate import run_config
+from vje.errors import UserError
+from vje.runs import RunFolder, write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+    from vje.data.sources import ImageSource
+    from vje.evaluation.features import Features
+    from vje.methods.method import Method
+    from vje.reporting.atlas import Atlas, Floats
+    from vje.reporting.sprites import Sprites
+
+MOST_POINTS = 10_000
+LARGEST_PICTURE = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """Make a page to look at a run: curves, results, a map of the held-out images, typical and odd ones, settings.
+
+    It is one file that needs no network. With several runs, the page compares them.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    out: Path | None = None
+    """File to write; the default is RUN/report.html, and comparison.html for several runs."""
+    points: int = MOST_POINTS
+    """Images on the map, at most; 0 for no map, which needs neither the model nor the data."""
+    data_dir: Path | None = None
+    """Where named data sets are; the default is where they were in training."""
+    data: str | None = None
+    """Name, folder or .npz, if the data has moved."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute."""
+    batch: int = 500
+    """Images at a time."""
+    workers: int = 8
+    """Threads that decode files."""
+
+
+def run(arguments: list[str]) -> int:
+    """Write the page and say where it is."""
+    options = tyro.cli(Options, args=arguments, prog="vje report")
+    if not options.runs:
+        raise UserError("`vje report` needs a run folder, such as runs/cifar10-ema.")
+    if options.batch < 1:
+        raise UserError(f"--batch must be at least 1, got {options.batch}.")
+    if not 0 <= options.points <= MOST_POINTS:
+        raise UserError(f"--points must be between 0 and {MOST_POINTS:,}, got {options.points}.")
+    folders = [RunFolder.open(path) for path in options.runs]
+    out = options.out or (folders[0].path / "report.html" if len(folders) == 1 else Path("comparison.html"))
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder: name a file, such as {out / 'report.html'}.")
+    if len(folders) == 1 and options.points and _has_model(folders[0]):
+        _check_data(folders[0], options)
+    print(f"Written to {write_report(folders[0], out, options) if len(folders) == 1 else _compare(folders, out)}")
+    return 0
+
+
+def _check_data(folder: RunFolder, options: Options) -> None:
+    """Find out before anything heavy is loaded whether the images of the map are there."""
+    from vje.data.registry import check_data
+
+    config = run_config(folder, options.data, options.data_dir)
+    try:
+        check_data(config.data.data, config.data.data_dir)
+    except UserError as error:
+        raise UserError(f"{error} (--points 0 makes the report without the map, which needs no images.)") from None
+
+
+def write_report(folder: RunFolder, out: Path, options: Options) -> Path:
+    """The page of one run."""
+    from vje.reporting.run_page import run_page
+
+    atlas, reason, weights = None, "The map was left out (--points 0).", None
+    if options.points and not _has_model(folder):
+        reason = f"The map needs a model, and {folder.path} has neither a model nor a checkpoint yet."
+    elif options.points:
+        atlas, weights = _survey(folder, options)
+    write_atomically(out, run_page(folder, atlas, reason, weights).encode())
+    return out
+
+
+def _compare(folders: list[RunFolder], out: Path) -> Path:
+    from vje.reporting.compare_page import compare_page
+
+    write_atomically(out, compare_page(folders, out).encode())
+    return out
+
+
+def _has_model(folder: RunFolder) -> bool:
+    return folder.model_file.exists() or (folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()))
+
+
+def _survey(folder: RunFolder, options: Options) -> "tuple[Atlas, str]":
+    """The map, and the fingerprint of the weights it is of."""
+    from rich.console import Console
+
+    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.cli.console import counting
+    from vje.evaluation.features import cached_features, weights_fingerprint
+    from vje.models import load
+
+    config = run_config(folder, options.data, options.data_dir)
+    set_determinism(deterministic=False)
+    model = load(folder.path, str(resolve_device(options.device)))
+    test = open_splits(config.data, config.run.seed, folder.read("data")).test
+    console = Console(stderr=True)
+    with counting(console, "held-out images") as report:
+        features = cached_features(model, test, folder.cache, options.batch, options.workers, report)
+    weights, step = weights_fingerprint(model)[:16], -(-len(features.z) // options.points)
+    name = f"map-{weights}-{test.fingerprint()[:16]}-{step}-{config.run.seed}.npy"
+    with console.status("placing the images on a map ..."):
+        rows, cache = slice(None, None, step), folder.cache / name
+        return _atlas(model, test, features, rows, cache, config.run.seed, options.workers), weights
+
+
+def _atlas(
+    model: "Method", test: "ImageSource", features: "Features", rows: slice, cache: Path, seed: int, workers: int
+) -> "Atlas":
+    """The map of some rows of the features."""
+    from vje.evaluation.evaluate import in_chunks
+    from vje.methods.vje import VJE
+    from vje.reporting.atlas import Atlas, nearest
+
+    z, kept = features.z[rows], features.kept[rows].tolist()
+    space = in_chunks(model, model.spaces, z)["mean"] if isinstance(model, VJE) else z
+    neighbours, similarity = nearest(space.to(next(model.parameters()).device))
+    found = in_chunks(model, model.statistics, z)
+    found |= {"norm": z.norm(dim=1), "isolation": 1 - similarity.mean(1)}
+    return Atlas(
+        space="posterior means" if isinstance(model, VJE) else "embeddings z",
+        places=_cached_layout(cache, space, seed),
+        statistics={key: x.float().cpu().numpy() for key, x in found.items()},
+        neighbours=neighbours.cpu().numpy(),
+        similarity=similarity.cpu().numpy(),
+        names=[str(test.names[i]) for i in kept],
+        pictures=_pictures(model, test, kept, workers),
+        labels=None if features.labels is None else features.labels[rows].numpy(),
+        classes=test.classes,
+        total=len(features.z),
+    )
+
+
+def _cached_layout(file: Path, space: "torch.Tensor", seed: int) -> "Floats":
+    """Places on the map; they take a minute for ten thousand images, so they are kept."""
+    import numpy as np
+
+    from vje.reporting.atlas import layout
+
+    try:
+        places: Floats = np.load(file).astype(np.float32)
+        if places.shape == (len(space), 2):
+            return places
+    except (OSError, ValueError, EOFError):  # not there, or damaged: it is only a cache
+        pass
+    places = layout(space.float().cpu().numpy(), seed)
+    stream = io.BytesIO()
+    np.save(stream, places)
+    write_atomically(file, stream.getvalue())
+    return places
+
+
+def _pictures(model: "Method", source: "ImageSource", kept: list[int], workers: int) -> "Sprites":
+    """The images as the model sees them, no larger than a thumbnail; one that can no longer be read is grey."""
+    import numpy as np
+
+    from vje.data.batches import evaluation_batches
+    from vje.reporting.sprites import make_sprites
+
+    assert model.preprocessing is not None
+    side = min(LARGEST_PICTURE, model.preprocessing.crop)
+    size = max(side, round(model.preprocessing.size * side / model.preprocessing.crop))
+    small = replace(model.preprocessing, size=size, crop=side)
+    images = np.full((len(kept), small.channels, side, side), 128, np.uint8)
+    for batch in evaluation_batches(source.subset(kept), small, 500, workers):
+        images[batch.indices.numpy()] = batch.images.numpy()
+    return make_sprites(images)

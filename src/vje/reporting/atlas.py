@@ -1,0 +1,148 @@
+"""The map of a run's held-out images: places, statistics, neighbours and pictures, and their form in the page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vje.evaluation.knn import CHUNK
+from vje.reporting.html import packed
+from vje.reporting.sprites import Sprites
+
+NEIGHBOURS = 8
+GALLERY = 12
+LIKELIHOODS = ("nll", "ps_nll")
+"""Statistics that say how typical an image is, the first there is."""
+
+TITLES = {
+    "nll": "NLL",
+    "ps_nll": "Power-Spherical NLL",
+    "nll_directional": "NLL, directional",
+    "nll_radial": "NLL, radial",
+    "kl": "KL (nats)",
+    "variance": "mean variance",
+    "anisotropy": "anisotropy",
+    "cosine_mean_z": "cosine of mean and z",
+    "norm": "norm of z",
+    "isolation": "distance to neighbours",
+}
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """Everything that the map and the galleries show.
+
+    Attributes:
+        space: what the places and neighbours are of, in words.
+        places: of the images on the map, ``[N, 2]``.
+        statistics: numbers of each image, ``[N]``, by name.
+        neighbours: rows of the nearest other images, ``[N, K]``, the nearest first.
+        similarity: cosine to them, ``[N, K]``.
+        names: of the images.
+        pictures: of the images.
+        labels: class numbers ``[N]``, if known.
+        classes: names of the classes, if they have any.
+        total: how many images were held out; the map may have fewer.
+    """
+
+    space: str
+    places: Floats
+    statistics: Mapping[str, Floats]
+    neighbours: NDArray[np.int64]
+    similarity: Floats
+    names: Sequence[str]
+    pictures: Sprites
+    labels: NDArray[np.int64] | None
+    classes: Sequence[str] | None
+    total: int
+
+    @property
+    def typicality(self) -> str:
+        """The statistic whose small values mean typical: a likelihood, else the distance to the neighbours."""
+        return next((name for name in LIKELIHOODS if name in self.statistics), "isolation")
+
+    def extremes(self, count: int = GALLERY) -> tuple[list[int], list[int]]:
+        """Rows of the most and of the least typical images, the extreme first."""
+        values = self.statistics[self.typicality]
+        order = [int(row) for row in values.argsort(kind="stable") if np.isfinite(values[row])]
+        count = min(count, len(order) // 2 or len(order))
+        return order[:count], order[::-1][:count]
+
+    def as_data(self) -> dict[str, Any]:
+        """For the page's scripts."""
+        most, least = self.extremes()
+        index = np.uint16 if len(self.places) <= np.iinfo(np.uint16).max else np.int32
+        found: dict[str, Any] = {
+            "space": self.space,
+            "count": len(self.places),
+            "x": packed(self.places[:, 0]),
+            "y": packed(self.places[:, 1]),
+            "statistics": [
+                {"name": name, "title": TITLES.get(name, name.replace("_", " ")), "values": packed(values)}
+                for name, values in self.statistics.items()
+            ],
+            "neighbours": packed(self.neighbours.astype(index)),
+            "similarity": packed(self.similarity),
+            "each": self.neighbours.shape[1],
+            "names": list(self.names),
+            "pictures": self.pictures.as_data(),
+            "typicality": self.typicality,
+            "most": most,
+            "least": least,
+        }
+        if self.labels is not None:
+            found["labels"] = packed(self.labels.astype(np.int32))
+            found["classes"] = {int(n): self._class(int(n)) for n in np.unique(self.labels)}
+        return found
+
+    def _class(self, number: int) -> str:
+        return self.classes[number] if self.classes is not None and number < len(self.classes) else str(number)
+
+
+@torch.no_grad()
+def nearest(features: Tensor, count: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
+    """The nearest other rows by cosine, and the cosines, each ``[N, count]``, where the features are.
+
+    Args:
+        features: ``[N, D]``.
+        count: of neighbours; fewer if there are not so many rows.
+
+    >>> nearest(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0]]), 1)[0].tolist()
+    [[1], [0], [1]]
+    """
+    unit = normalize(features.float(), dim=1)
+    count = min(count, len(unit) - 1)
+    rows, found = max(1, CHUNK // len(unit)), []
+    for start in range(0, len(unit), rows):
+        cosines = unit[start : start + rows] @ unit.T
+        own = torch.arange(len(cosines), device=unit.device)
+        cosines[own, own + start] = -torch.inf
+        found.append(cosines.topk(count, dim=1))
+    return torch.cat([x.indices for x in found]), torch.cat([x.values for x in found]).clamp(-1, 1)
+
+
+def layout(features: Floats, seed: int) -> Floats:
+    """Places on a map ``[N, 2]``: t-SNE, or an even spread where there is nothing to map.
+
+    That is so for a handful of images, and for a collapsed model, which puts all images in one place.
+    """
+    from vje.reporting.geometry import tsne
+
+    if len(features) < 5 or not np.isfinite(features).all() or float(features.std(axis=0).max()) < 1e-6:
+        return _spread(len(features))
+    places = tsne(features, seed)
+    return places if np.isfinite(places).all() else _spread(len(features))
+
+
+def _spread(count: int) -> Floats:
+    """Points evenly over a disc, along a spiral that turns by the golden angle."""
+    number = np.arange(count) + 0.5
+    angle = number * np.pi * (3 - np.sqrt(5))
+    places: Floats = (np.sqrt(number)[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)).astype(np.float32)
+    return places

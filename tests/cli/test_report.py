@@ -1,0 +1,189 @@
+"""``vje report`` and ``vje train --watch``: pages of runs of every kind, and training that is none the worse for it."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+from vje.cli.live import LivePage
+from vje.data import registry
+from vje.runs import RunFolder
+
+
+def data_of(file):
+    """What the page's scripts would read."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', file.read_text(encoding="utf-8"), re.S).group(1))
+
+
+@pytest.fixture
+def mine(trained, tmp_path):
+    """A copy of a finished run, to write into."""
+    shutil.copytree(trained[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_with_labels(vje, mine, monkeypatch):
+    assert vje("evaluate", mine, "--device", "cpu").status == 0
+    answer = vje("report", mine, "--device", "cpu", "--workers", 0)
+    assert answer.status == 0, answer.err
+    assert answer.out.strip() == f"Written to {mine / 'report.html'}"
+    found = data_of(mine / "report.html")
+    assert found["map"]["count"] == 32 and found["map"]["space"] == "posterior means"
+    assert found["map"]["classes"] == {str(n): str(n) for n in range(4)}
+    names = [one["name"] for one in found["map"]["statistics"]]
+    assert {"nll", "kl", "variance", "anisotropy", "norm", "isolation"} <= set(names)
+    assert [panel["title"] for panel in found["panels"]][:2] == ["k-NN accuracy (%)", "Loss"]
+    assert found["ood"] is None
+    text = (mine / "report.html").read_text(encoding="utf-8")
+    assert "k-NN accuracy of z" in text and f"vje probe {mine}" in text and f"vje ood {mine}" in text
+
+    def computed_again(*_):
+        raise AssertionError("the map was not kept")
+
+    monkeypatch.setattr("vje.reporting.geometry.tsne", computed_again)
+    assert vje("report", mine, "--device", "cpu", "--workers", 0).status == 0
+    assert data_of(mine / "report.html")["map"] == found["map"]
+
+
+def test_fewer_points_without_labels(vje, run):
+    answer = vje("report", run, "--device", "cpu", "--points", 20, "--out", run.parent / "some" / "page.html")
+    assert answer.status == 0, answer.err
+    found = data_of(run.parent / "some" / "page.html")
+    assert found["map"]["count"] == 20 and "labels" not in found["map"]
+    assert found["panels"] == []
+
+
+def test_photos_with_another_method(vje, photos, tmp_path, tiny):
+    run = tmp_path / "run"
+    train = vje("train", "folder", "--method", "simsiam", "--data", photos, "--out", run, *tiny, "--held-out", 0.4)
+    assert train.status == 0, train.err
+    (run / "model.safetensors").unlink()  # as if it had been interrupted: the newest checkpoint is taken
+    with pytest.warns(UserWarning, match="not finished"):
+        answer = vje("report", run, "--device", "cpu", "--workers", 0)
+    assert answer.status == 0, answer.err
+    found = data_of(run / "report.html")["map"]
+    assert found["space"] == "embeddings z" and found["typicality"] == "isolation"
+    assert all(name.endswith((".png", ".jpg")) for name in found["names"])
+    assert found["pictures"]["side"] == 8
+
+
+def test_a_run_that_has_only_begun(vje, mine):
+    shutil.rmtree(mine / "checkpoints")
+    for name in ("model.safetensors", "metrics.jsonl"):
+        (mine / name).unlink()
+    assert vje("report", mine).status == 0
+    text = (mine / "report.html").read_text(encoding="utf-8")
+    assert "has neither a model nor a checkpoint yet" in text and "No epoch is finished yet." in text
+
+
+def test_ood_curves_are_in_the_report(vje, mine, make_pixels, tmp_path):
+    np.savez(tmp_path / "id.npz", images=make_pixels(30, 1))
+    np.savez(tmp_path / "other.npz", images=make_pixels(20, 2) // 2)
+    words = ("--id", tmp_path / "id.npz", "--ood", f"darker={tmp_path / 'other.npz'}", "--device", "cpu")
+    assert vje("ood", mine, *words).status == 0
+    curves, result = (json.loads((mine / f"{name}.json").read_text()) for name in ("ood-curves", "ood"))
+    for score, curve in curves["sets"]["darker"]["roc"].items():
+        assert curve["auroc"] == pytest.approx(result["scores"][score]["darker"]["auroc"])
+    assert vje("report", mine, "--points", 0).status == 0
+    found = data_of(mine / "report.html")
+    assert found["map"] is None and found["ood"]["sets"][0]["roc"][0]["name"] == "NLL"
+
+
+def test_several_runs_are_compared(vje, trained, mine, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(mine, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(
+        json.dumps(config | {"recipe": "</script><b>", "method": "vje", "run": {"seed": 3}})
+    )
+    (mine / "report.html").write_text("here")
+    answer = vje("report", mine, other, "--out", tmp_path / "both.html")
+    assert answer.status == 0, answer.err
+    text = (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert (
+        'href="run/report.html"' in text and "other/report.html" not in text and "<b>" not in text.split("<script>")[0]
+    )
+    lines = data_of(tmp_path / "both.html")["panels"][0]["lines"]
+    assert len(lines) == 1 and len(lines[0]["std"]) == 2  # they differ in their seeds alone
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["report"], "needs a run folder"),
+        (["report", "nowhere"], "no run at nowhere"),
+        (["report", "{}", "--points", "-1"], "--points must be between 0 and 10,000"),
+        (["report", "{}", "--out", "{}"], "is a folder"),
+        (["report", "{}", "--data", "nowhere.npz"], "--points 0 makes the report without the map"),
+        (["train", "digits", "--watch", "--watch-port", "70000"], "between 0 and 65535"),
+        (["train", "digits", "--watch-port", "8000"], "which was not given"),
+    ],
+)
+def test_mistakes_are_named_before_anything_heavy(mine, words, message):
+    program = (
+        "import sys; from vje.cli.main import main; status = main(sys.argv[1:]);"
+        "sys.exit(9 if {'torch', 'plotly'} & sys.modules.keys() else status)"
+    )
+    command = [sys.executable, "-c", program, *(word.replace("{}", str(mine)) for word in words)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 2 and message in answer.stderr, answer
+
+
+def comparable(run):
+    """What a run computed, without what depends on the clock."""
+    clock = ("images_per_second", "seconds", "elapsed")
+    records = [{k: v for k, v in record.items() if k not in clock} for record in RunFolder(run).metrics()]
+    return records, (run / "model.safetensors").read_bytes()
+
+
+def test_watching_changes_nothing_and_ends_with_training(vje, trained, tmp_path, tiny, monkeypatch):
+    answers, addresses = [], set()
+    note = LivePage.on_progress
+
+    def look(self, progress):
+        note(self, progress)
+        addresses.add(self.server.address)
+        with urllib.request.urlopen(f"{self.server.address}/data.json", timeout=5) as answer:
+            answers.append(json.loads(answer.read()))
+
+    monkeypatch.setattr(LivePage, "on_progress", look)
+    run = tmp_path / "run"
+    words = ("train", "folder", "--data", trained[1], "--out", run, *tiny, "--knn-every", 1)
+    answer = vje(*words, "--watch")
+    assert answer.status == 0, answer.err
+    address = addresses.pop()
+    assert f"Watch it at {address}" in answer.out and address.startswith("http://127.0.0.1:")
+    assert answers[0]["panels"] == [] and answers[-1]["progress"]["epoch"] == 2
+    assert answers[-1]["panels"][0]["title"] == "k-NN accuracy (%)"
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=5)
+    assert comparable(run) == comparable(trained[0])
+    assert "watch" not in (run / "config.json").read_text()
+
+
+def test_an_interrupted_run_stops_the_page_too(vje, trained, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(LivePage, "on_progress", lambda *_: signal.raise_signal(signal.SIGINT))
+    run = tmp_path / "run"
+    answer = vje("train", "folder", "--data", trained[1], "--out", run, *tiny, "--watch")
+    assert answer.status == 130, answer.err
+    assert not any(thread.name == "vje-watch" for thread in threading.enumerate())
+    monkeypatch.undo()
+    assert vje("train", "--resume", run, "--watch", "--device", "cpu").status == 0
+    assert comparable(run)[1] == comparable(trained[0])[1]
+
+
+def test_the_demo_ends_with_its_report(vje, tmp_path, monkeypatch):
+    few = registry.RawSplits("digits", train=registry._digits().train.subset(range(200)))
+    monkeypatch.setattr(registry, "_digits", lambda: few)
+    answer = vje("demo", "--epochs", 1, "--out", tmp_path / "demo")
+    assert answer.status == 0, answer.err
+    assert answer.out.rstrip().endswith(str(tmp_path / "demo" / "report.html"))
+    assert data_of(tmp_path / "demo" / "report.html")["map"]["count"] == 40

@@ -1,0 +1,81 @@
+"""The live page: its few paths, to this machine only, for as long as it is asked to."""
+
+import http.client
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from vje.errors import UserError
+from vje.reporting.live import LiveServer
+
+
+@pytest.fixture
+def live(reported):
+    server = LiveServer(reported).start()
+    yield server
+    server.stop()
+
+
+def ask(live, path="/", method="GET", host=None):
+    request = urllib.request.Request(live.address + path, method=method, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+
+
+def test_page_and_data(live, reported):
+    status, text = ask(live)
+    assert status == 200 and "Waiting for the first steps." in text and "<b>" not in text.split("<script>")[0]
+    live.progress = {"epoch": 3, "epochs": 9, "done": 0.3, "images_per_second": 7.0, "left": "1s"}
+    status, text = ask(live, "/data.json")
+    found = json.loads(text)
+    assert found["progress"]["epoch"] == 3 and len(found["warnings"]) == 1
+    assert next(p for p in found["panels"] if p["title"] == "Loss")["lines"][0]["y"][0] == 5
+    record = {"epoch": 21, "step": 21, "loss": 0.125}
+    before = reported.metrics_file.read_bytes()
+    reported.append(reported.metrics_file, record)
+    try:
+        panels = json.loads(ask(live, "/data.json")[1])["panels"]
+        assert next(p for p in panels if p["title"] == "Loss")["lines"][0]["y"][-1] == 0.125
+    finally:
+        reported.metrics_file.write_bytes(before)
+
+
+@pytest.mark.parametrize("path", ["/config.json", "/metrics.jsonl", "/../config.json", "/%2e%2e/config.json", "/x"])
+def test_other_paths_are_not_there(live, path):
+    assert ask(live, path)[0] == 404
+
+
+def test_only_reading_and_only_from_here(live):
+    assert ask(live, method="POST")[0] == 501 and ask(live, method="DELETE")[0] == 501
+    assert ask(live, host="example.org")[0] == 403  # a name that someone else points here
+    assert ask(live, "/data.json", host="localhost:99")[0] == 200
+
+
+def test_it_listens_on_the_loopback_alone(live):
+    assert live._server.socket.getsockname()[0] == "127.0.0.1"
+    port = live._server.server_address[1]
+    with socket.socket() as other:  # another address of the same machine, which would be taken if all were
+        other.bind(("127.0.0.2", port))
+
+
+def test_it_stops_while_a_browser_holds_on(reported):
+    server = LiveServer(reported).start()
+    port = server._server.server_address[1]
+    idle = http.client.HTTPConnection("127.0.0.1", port)
+    idle.connect()
+    server.stop()
+    assert not any(thread.name == "vje-watch" for thread in threading.enumerate())
+    LiveServer(reported, port).stop()  # the port is free again
+    idle.close()
+
+
+def test_a_port_that_is_taken(live, reported):
+    with pytest.raises(UserError, match="cannot be used"):
+        LiveServer(reported, live._server.server_address[1])

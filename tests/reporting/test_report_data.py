@@ -1,0 +1,193 @@
+"""What the report is made of: neighbours, sheets of pictures, curves, and texts that stay texts."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
+from sklearn.metrics import auc, roc_auc_score, roc_curve
+
+from vje.reporting.atlas import layout, nearest
+from vje.reporting.html import Html, as_json, fill, packed, tag
+from vje.reporting.ood import densities, ood_curves, roc_points
+from vje.reporting.run_curves import curve_panels, read_warnings
+from vje.reporting.run_page import run_page
+from vje.reporting.sprites import COLUMNS, make_sprites
+from vje.runs import RunFolder
+
+NASTY = "</script><b>&\"'`${1}"
+
+
+def test_neighbours_are_those_of_brute_force(monkeypatch):
+    monkeypatch.setattr("vje.reporting.atlas.CHUNK", 70 * 9)  # several chunks, the last one smaller
+    x = np.random.default_rng(0).normal(size=(70, 6))
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -np.inf)
+    order = np.argsort(-cosines, axis=1)[:, :8]
+    rows, similarity = nearest(torch.from_numpy(x))
+    assert_array_equal(rows, order)
+    assert_allclose(similarity, np.take_along_axis(cosines, order, 1), atol=1e-6)
+
+
+def test_a_few_images_have_fewer_neighbours():
+    rows, similarity = nearest(torch.eye(3))
+    assert rows.shape == similarity.shape == (3, 2)
+    assert nearest(torch.eye(1))[0].shape == (1, 0)
+
+
+@pytest.mark.parametrize("features", [np.ones((40, 6)), np.full((40, 6), np.nan), np.eye(3)])
+def test_what_cannot_be_mapped_is_spread_out(features):
+    places = layout(features.astype(np.float32), 0)
+    gaps = np.linalg.norm(places[:, None] - places[None], axis=2) + 9 * np.eye(len(places))
+    assert np.isfinite(places).all() and gaps.min() > 0.5
+
+
+def cut(sprites, number):
+    """A picture as the page cuts it from its sheet."""
+    sheet, place = divmod(number, COLUMNS**2)
+    row, column = divmod(place, COLUMNS)
+    pixels = np.asarray(Image.open(io.BytesIO(sprites.sheets[sheet])).convert("RGB"))
+    y, x = row * sprites.stride, column * sprites.stride
+    return pixels[y : y + sprites.side, x : x + sprites.side]
+
+
+def test_small_pictures_are_kept_exactly():
+    images = np.random.default_rng(0).integers(0, 256, (1100, 1, 8, 8), dtype=np.uint8)
+    sprites = make_sprites(images)
+    assert len(sprites.sheets) == 2 and (sprites.side, sprites.stride) == (8, 8)
+    for number in (0, 33, 1023, 1024, 1099):
+        assert_array_equal(cut(sprites, number), np.repeat(images[number, 0][..., None], 3, 2))
+
+
+def test_large_pictures_stay_close_and_apart(pictures):
+    images = pictures(1000, 28)
+    images[7], images[8] = 0, 255  # neighbours on the sheet, and nothing of one in the other
+    sprites = make_sprites(images)
+    assert (sprites.side, sprites.stride) == (28, 32)
+    assert cut(sprites, 7).max() < 32 and cut(sprites, 8).min() > 223
+    error = np.abs(cut(sprites, 500).astype(int) - images[500].transpose(1, 2, 0))
+    assert error.mean() < 8
+
+
+def test_the_budget_is_kept_even_by_noise():
+    noise = np.random.default_rng(0).integers(0, 256, (128, 3, 96, 96), dtype=np.uint8)
+    sprites = make_sprites(noise, budget=300_000)
+    assert sum(map(len, sprites.sheets)) <= 300_000 and sprites.side < 96
+
+
+def test_ten_thousand_images_fit_into_fifteen_megabytes(reported, make_atlas):
+    text = run_page(reported, make_atlas(10_000, side=32))
+    assert len(text.encode()) < 15_000_000
+
+
+def test_roc_points_are_on_the_curve_of_sklearn():
+    rng = np.random.default_rng(0)
+    inside, outside = rng.normal(0, 1, 3000), rng.normal(1, 2, 2000)
+    found = roc_points(inside, outside)
+    truth, values = np.r_[np.zeros(3000), np.ones(2000)], np.r_[inside, outside]
+    x, y, _ = roc_curve(truth, values, drop_intermediate=False)
+    assert 100 < len(found["hits"]) <= 200
+    assert {(round(a, 5), round(b, 5)) for a, b in zip(x, y, strict=True)} >= set(
+        zip(found["false_alarms"], found["hits"], strict=True)
+    )
+    assert (found["false_alarms"][0], found["hits"][0]) == (0, 0)
+    assert (found["false_alarms"][-1], found["hits"][-1]) == (1, 1)
+    assert found["auroc"] == pytest.approx(100 * roc_auc_score(truth, values))
+    assert 100 * auc(found["false_alarms"], found["hits"]) == pytest.approx(found["auroc"], abs=0.2)
+
+
+def test_densities_are_those_of_numpy():
+    rng = np.random.default_rng(0)
+    inside, outside = rng.normal(0, 1, 3000), rng.normal(3, 1, 2000)
+    found = densities(inside, outside)
+    edges = np.array(found["edges"])
+    expected, _ = np.histogram(inside, edges, density=True)
+    within = ((inside >= edges[0]) & (inside <= edges[-1])).mean()
+    assert_allclose(found["inside"], expected * within)
+    assert 0.98 < np.sum(found["outside"]) * (edges[1] - edges[0]) <= 1
+
+
+def test_scores_that_are_all_alike_have_curves_too():
+    found = ood_curves({"a": np.ones(5)}, {"x": {"a": np.ones(4)}}, ["a"], "a")
+    assert found["sets"]["x"]["roc"]["a"]["auroc"] == 50
+    json.dumps(found, allow_nan=False)
+
+
+def test_curves_leave_gaps_and_find_a_methods_own_numbers():
+    records = [
+        {"epoch": 1, "step": 4, "loss": 3.0, "my_part": 1.23456789, "knn": {"z": 50.0}},
+        {"epoch": 2, "step": 8, "loss": "nan", "my_part": 2.0},
+    ]
+    panels = {panel["title"]: panel["lines"] for panel in curve_panels(records)}
+    assert panels == {
+        "k-NN accuracy (%)": [{"name": "z", "x": [1], "y": [50.0]}],
+        "Loss": [{"name": "loss", "x": [1, 2], "y": [3.0, None]}],
+        "My part": [{"name": "my part", "x": [1, 2], "y": [1.23457, 2.0]}],
+    }
+
+
+def test_a_warning_that_is_being_written_is_passed_over(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert read_warnings(folder) == []
+    folder.warnings_file.write_text('{"step": 1, "text": "one"}\n{"step": 2, "te')
+    assert read_warnings(folder) == ["one"]
+
+
+def test_arrays_are_packed_little_endian():
+    assert packed(np.array([1, 258], np.uint16))["bytes"] == "AQACAQ=="
+    with pytest.raises(ValueError, match="float64"):
+        packed(np.zeros(2))
+
+
+def test_nothing_from_data_becomes_markup(reported, make_atlas):
+    text = run_page(reported, make_atlas(40))
+    own = text.replace(re.search(r"<script>(.{1000000,}?)</script>", text, re.S).group(1), "")  # without plotly.js
+    assert "<b>" not in own and own.count("</script>") == 3
+    content = re.search(r'id="data">(.*?)</script>', own, re.S).group(1)
+    found = json.loads(content)
+    assert found["map"]["names"][3] == f"3{NASTY}.png" and found["map"]["classes"]["1"] == NASTY
+    assert found["ood"]["sets"][0]["name"] == NASTY
+    assert "the posterior &lt;/script&gt;&lt;b&gt;" in own
+
+
+def test_markup_is_escaped_once():
+    assert tag("p", "a & b", tag("b", "<")) == "<p>a &amp; b<b>&lt;</b></p>"
+    assert tag("a", "x", href='"><i>') == '<a href="&quot;&gt;&lt;i&gt;">x</a>'
+    assert json.loads(as_json({"a": NASTY})) == {"a": NASTY}
+    filled = fill(
+        "report.html",
+        **dict.fromkeys(("name", "summary", "origin", "numbers", "notes", "map", "training", "ood", "warnings"), NASTY),
+        config=Html("<hr>"),
+    )
+    assert "<b>" not in filled and "<hr>" in filled
+
+
+def test_the_page_says_what_was_measured_and_what_makes_the_rest(reported, make_atlas):
+    text = run_page(reported, make_atlas(40))
+    for words in ("71.00%", "12.2", "\u2212101.5", "88.1%", "95.5%", f"vje probe {reported.path}", "resnet8", "0.006"):
+        assert words in text, words
+    bare = run_page(reported, None, "There is no model yet.")
+    assert "There is no model yet." in bare and 'id="map-plot"' not in bare
+
+
+def test_results_of_other_weights_are_marked(tmp_path, reported):
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", reported.read("config"))
+    folder.write("evaluation", reported.read("evaluation") | {"weights": "old"})
+    assert "evaluation.json is of other weights" in run_page(folder, None, "", "new")
+    assert "evaluation.json is of other weights" not in run_page(folder, None, "", "old")
+
+
+def test_typical_and_odd_images(make_atlas):
+    atlas = make_atlas(40)
+    most, least = atlas.extremes(5)
+    order = atlas.statistics["nll"].argsort().tolist()
+    assert (most, least) == (order[:5], order[::-1][:5])
+    assert make_atlas(40, likelihood=False).typicality == "isolation"
+    few = make_atlas(3).extremes(5)
+    assert not set(few[0]) & set(few[1])
