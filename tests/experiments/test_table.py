@@ -114,7 +114,7 @@ def test_cells_are_mean_deviation_and_difference(tmp_path, declared):
     assert "|  | difference | -7.5 | +77.625 |" in page
     assert "| elsewhere | paper, from Others, 2020 | 88.8 |  |" in page
     assert "mean \\| both" in page
-    assert "Made with `vje " in page
+    assert "Made with `vje" in page
     assert "commit abcdef012345; device a device; seeds 0, 1, 2; epochs 2; 3 of 6 runs finished" in page
     assert "Be careful." in page and "Scaled down" not in page
 

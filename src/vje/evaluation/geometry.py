@@ -62,7 +62,7 @@ def tertiles(values: Tensor) -> Tensor:
     """Third of the ranking that each value is in: 0 lowest to 2 highest, of sizes that differ by one at most.
 
     >>> tertiles(torch.tensor([5.0, 1.0, 9.0, 2.0]))
-    tensor([0, 0, 2, 1])
+    tensor([1, 0, 2, 0])
     """
     order = values.argsort(stable=True)
     third = torch.empty_like(order)
