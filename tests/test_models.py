@@ -13,6 +13,8 @@ from torch import nn
 import vje
 from vje.build import build_method
 from vje.errors import UserError
+from vje.methods.moco import MoCo
+from vje.methods.simclr import SimCLR
 from vje.methods.vje import VJE
 from vje.models import load, start_from
 from vje.networks.encoders import Encoder, build_encoder
@@ -241,6 +243,16 @@ def test_another_encoder_is_refused_even_if_parts_of_it_fit():
     assert same(model.state_dict(), before)
     with pytest.raises(UserError, match=r"such as encoder\.network\.conv1\.weight"):
         start_from(build(encoder={"channels": 1}), build(seed=1))
+
+
+def test_another_method_gives_its_encoder_and_no_heads():
+    torch.manual_seed(0)
+    other, model = SimCLR("resnet8", hidden=16, projection=8), MoCo("resnet8", hidden=16, projection=8, queue=4)
+    before = model.projector[0].weight.clone()
+    start_from(model, other)
+    assert same(model.encoder.state_dict(), other.encoder.state_dict())
+    assert same(model.target.state_dict(), other.encoder.state_dict())
+    assert torch.equal(model.projector[0].weight, before)
 
 
 def test_init_in_a_config_is_a_run_a_file_or_a_name(trained_run):

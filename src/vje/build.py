@@ -196,7 +196,9 @@ def build_method(config: Config, preprocessing: Preprocessing, classes: int | No
     method, options = find_method(config.method), dict(vars(config.settings))
     if method.needs_labels:
         if classes is None:
-            raise UserError(f"--method {config.method} learns from labels, and {config.data.data} has none: --labels.")
+            raise UserError(
+                f"--method {config.method} learns from labels, and {config.data.data} has none: give --labels FILE."
+            )
         options["classes"] = classes
     try:
         encoder = build_encoder(
@@ -271,7 +273,12 @@ def build_loop(
         batches=batches,
         epochs=settings.epochs,
         world=world,
-        watch=CollapseWatch(method.encoder.dim, _chance(data.splits.test), patience=_patience(config)),
+        watch=CollapseWatch(
+            method.encoder.dim,
+            _chance(data.splits.test),
+            patience=_patience(config),
+            watch_rank=not method.needs_labels,  # a classifier's features need no more dimensions than classes
+        ),
         rank_of=effective_rank_of_gram,
         run=run,
         callbacks=callbacks,
@@ -303,6 +310,11 @@ def step_options(config: Config, device: torch.device, world: World, share: int,
     if share % config.optimizer.accumulate:
         raise UserError(
             f"--accumulate {config.optimizer.accumulate} does not divide the {share} images of each process."
+        )
+    if share // config.optimizer.accumulate < 2:
+        raise UserError(
+            f"--accumulate {config.optimizer.accumulate} leaves one image of the {share} of each process to a pass, "
+            "and batch statistics need two: use a larger --batch or a smaller --accumulate."
         )
     return StepOptions(
         batch=share,

@@ -142,7 +142,7 @@ class OptimizerConfig:
     warmup_epochs: float = 10.0
     """Length of the linear warm-up."""
     accumulate: int = 1
-    """Micro-batches a batch is split into, to save memory."""
+    """Micro-batches a batch is split into, to save memory; losses across images then see one at a time."""
     clip_norm: float = 0.0
     """Largest gradient norm; 0 for no limit."""
 
@@ -246,7 +246,8 @@ def settings_type(method: str) -> type[Any]:
         return VJEConfig
     cls = find_method(method)
     hints = typing.get_type_hints(cls.__init__)
-    fields = [(name, hints[name], field(default=p.default)) for name, p in cls.settings().items()]
+    given = {name: p for name, p in cls.settings().items() if name != "classes"}  # those are the data's to say
+    fields = [(name, hints[name], field(default=p.default)) for name, p in given.items()]
     return dataclasses.make_dataclass(f"{cls.__name__}Config", fields, frozen=True, namespace={"__doc__": cls.__doc__})
 
 

@@ -77,6 +77,8 @@ def save_model(model: "Method", path: str | Path) -> Path:
 def start_from(model: "Method", other: "Method") -> list[str]:
     """Copy another model's weights where names and shapes agree; returns the names that were left as they were."""
     theirs, ours = other.state_dict(), model.state_dict()
+    if type(other) is not type(model):  # heads of another method mean something else, whatever their names
+        theirs = {name: x for name, x in theirs.items() if name.startswith("encoder.")}
     fitting = {name: x for name, x in theirs.items() if name in ours and ours[name].shape == x.shape}
     weights = [f"encoder.{name}" for name, _ in model.encoder.named_parameters()]
     missing = [name for name in weights if name not in fitting]
@@ -86,7 +88,7 @@ def start_from(model: "Method", other: "Method") -> list[str]:
             f"as {missing[0]}); use the same --encoder, --channels and --small-images."
         )
     model.load_state_dict(fitting, strict=False)
-    if model.target_encoder is not None and other.target_encoder is None:
+    if model.target_encoder is not None and (other.target_encoder is None or type(other) is not type(model)):
         model.target_encoder.load_state_dict(model.encoder.state_dict())
     return sorted(ours.keys() - fitting.keys())
 
@@ -108,7 +110,7 @@ def load_vje(path: str | Path, device: str = "cpu") -> "VJE":
     model = load(path, device)
     if not isinstance(model, VJE):
         raise UserError(
-            f"{path} was trained with {model.name()}, which has no posterior: this needs a VJE model. `vje evaluate`, "
+            f"{path} was trained with {model.name()}, and this is for VJE models. `vje evaluate`, "
             "`vje probe` and `vje ood` work for every method."
         )
     return model

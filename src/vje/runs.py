@@ -8,6 +8,7 @@
       data.json            which images were used, held out and skipped
       metrics.jsonl        one line an epoch
       warnings.jsonl       what the alarms said
+      failed.json          where training stopped, if the loss was no longer finite
       checkpoints/         the last few states of training
       model.safetensors    the trained model, and model.json, its description
       evaluation.json      what `vje evaluate` found

@@ -156,3 +156,23 @@ def test_a_model_that_is_none(refused, trained, tmp_path):
     refused("embed", tmp_path / "x.safetensors", trained[1], "--out", tmp_path / "o.npz", words=["x.json is missing"])
     (tmp_path / "x.json").write_bytes((trained[0] / "model.json").read_bytes())
     refused("embed", tmp_path / "x.safetensors", trained[1], "--out", tmp_path / "o.npz", words=["cannot be read as"])
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("byol", ["--hidden", "0"], ["widths", "0"]),
+        ("simsiam", ["--layers", "0"], ["a layer at least"]),
+        ("simsiam", ["--bottleneck", "-3"], ["-3"]),
+        ("vssl", ["--latent", "0"], ["1 or more"]),
+        ("swav", ["--projection", "0"], ["1 or more"]),
+        ("moco", ["--projection", "0"], ["projection must be 1 or more"]),
+        ("simsiam", ["--batch", "4", "--accumulate", "4"], ["--accumulate 4", "need two"]),
+        ("supervised", [], ["learns from labels", "--labels FILE"]),
+    ],
+)
+def test_settings_that_a_method_cannot_work_with(refused, tmp_path, tiny, method, options, words):
+    data = tmp_path / "set.npz"
+    np.savez(data, train_images=images())
+    out = tmp_path / "run"
+    refused("train", "folder", "--method", method, "--data", data, "--out", out, *tiny, *options, words=words)

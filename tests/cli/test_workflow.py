@@ -249,3 +249,12 @@ def test_the_demo_replaces_nothing_but_demos(vje, trained, tmp_path, snapshot):
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     assert vje("demo", "--out", tmp_path / "mine", "--epochs", "1").status == 2
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_that_diverges_says_so_in_its_folder(vje, tmp_path, tiny):
+    data, run = tmp_path / "set.npz", tmp_path / "run"
+    np.savez(data, train_images=np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8))
+    answer = vje("train", "folder", "--data", data, "--out", run, *tiny, "--lr", "1e30", "--warmup-epochs", "0")
+    assert answer.status == 2
+    failed = json.loads((run / "failed.json").read_text())
+    assert f"stopped at step {failed['step']}" in answer.err and failed["message"] in answer.err

@@ -152,3 +152,8 @@ def test_without_a_folder_nothing_is_saved_and_nothing_is_left_unsaid():
     assert "saved" not in str(non_finite(1, {"loss": math.nan}, {}, None))
     assert "step 1: loss = nan (the rest: none)." in str(non_finite(1, {"loss": math.nan}, {}, None))
     assert "not finite in another process (the rest: kl = 2)." in str(non_finite(1, {"kl": 2.0}, {}, None))
+
+
+def test_a_classifier_may_need_few_dimensions():
+    watch = CollapseWatch(dim=64, patience=0, watch_rank=False)
+    assert watch({"epoch": 1, "effective_rank": 60.0}) == watch({"epoch": 2, "effective_rank": 3.0}) == []

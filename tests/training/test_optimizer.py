@@ -230,3 +230,21 @@ def test_a_run_is_resumed_bit_for_bit(train, make_npz, tmp_path, method, setting
     assert ours.info["step"] == expected.info["step"] == 4
     assert ours.tensors.keys() == expected.tensors.keys()
     assert [name for name, x in ours.tensors.items() if not torch.equal(x, expected.tensors[name])] == []
+
+
+def test_adamw_may_be_captured_where_there_is_a_gpu(monkeypatch):
+    """Torch refuses to capture an AdamW that was not told of it; on the CPU there is nothing to capture."""
+    seen = {}
+
+    def record(groups, **options):
+        seen.update(options)
+        return torch.optim.SGD(groups)
+
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(torch.optim, "AdamW", record)
+    build_optimizer(network(), "adamw", torch.tensor(0.1).as_subclass(OnGPU), 0.9, 0.0)
+    assert seen["capturable"] is True
+    build_optimizer(network(), "adamw", torch.tensor(0.1), 0.9, 0.0)
+    assert seen["capturable"] is False

@@ -14,10 +14,10 @@ from vje.cli.live import watching
 from vje.cli.monitor import KNNMonitor, TensorBoard
 from vje.config import Config
 from vje.environment import environment as surroundings
-from vje.errors import UserError
 from vje.methods.method import Method
 from vje.models import describe
 from vje.runs import RunFolder
+from vje.training.alarms import NonFinite
 from vje.training.distributed import world
 from vje.training.loop import Callback, Loop, Stopped
 
@@ -48,13 +48,14 @@ def train(
         try:
             data = build_data(config, recorded)
             loop = build_loop(config, data, device, processes, folder)
-        except UserError:
+        except Exception:
             if processes.writes and not resuming:
                 folder.config_file.unlink()  # nothing was begun, and the folder is free again
             raise
         model = loop.step.method
         if processes.writes:
             folder.model_file.unlink(missing_ok=True)  # of a finished run that is extended: it is no longer that
+            (folder.path / "failed.json").unlink(missing_ok=True)
             now = environment | surroundings(device) | {"processes": processes.size}
             folder.write("environment", _with_history(folder, now) if recorded is not None else now)
             folder.write("data", data.record())
@@ -75,6 +76,10 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
         with TrainingDisplay(console, total, loop.steps_done) as display:
             loop.callbacks = [*loop.callbacks, display] if loop.world.writes else []
             loop()
+    except NonFinite as error:
+        if loop.world.writes:
+            folder.write("failed", {"step": int(loop.step.state.bad_step), "message": str(error)})
+        raise
     except Stopped as stop:
         _say(console, f"Stopped after step {stop.step}; nothing is lost. Go on with: vje train --resume {folder.path}")
         return 130
@@ -134,6 +139,11 @@ def _introduce(
     if skipped:
         name, reason = skipped[0]
         _say(console, f"{len(skipped)} unreadable files are left out, such as {name} ({reason}).", "yellow")
+    if config.optimizer.accumulate > 1 and loop.step.method.across_images:
+        images = config.optimizer.batch // config.optimizer.accumulate
+        _say(
+            console, f"--accumulate: the loss of {config.method} looks across images, now {images} at a time.", "yellow"
+        )
     warmup, epochs = config.optimizer.warmup_epochs, config.optimizer.epochs
     if scaled_warmup(epochs, warmup) != warmup:
         shorter = scaled_warmup(epochs, warmup)

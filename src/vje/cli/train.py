@@ -16,7 +16,6 @@ from vje.config import (
     EncoderConfig,
     OptimizerConfig,
     RunConfig,
-    VJEConfig,
     changed_fields,
     stored_config,
     to_dict,
@@ -53,12 +52,11 @@ class Options:
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     encoder: EncoderConfig = EncoderConfig()
-    settings: Any = VJEConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     run: RunConfig = RunConfig()
 
 
-GROUPS = [f.name for f in fields(Config) if f.name not in ("recipe", "method")]
+GROUPS = [f.name for f in fields(Config) if f.name not in ("recipe", "method", "settings")]
 
 
 def run(arguments: list[str]) -> int:
@@ -96,20 +94,22 @@ def _first_words(arguments: list[str]) -> tuple[str | None, str | None, str | No
 
 
 def _options(config: Config, rest: list[str], program: str) -> tuple[Options, Config]:
+    """Every setting as an option; the method's own are a group by the method's name."""
     import tyro
 
-    kind = type(config.settings)
-    typed = make_dataclass("Options", [("settings", kind, field(default=kind()))], bases=(Options,), frozen=True)
+    kind, group = type(config.settings), config.method.replace("-", "_")
+    typed = make_dataclass("Options", [(group, kind, field(default=kind()))], bases=(Options,), frozen=True)
     typed.__doc__ = Options.__doc__
-    defaults = typed(**{name: getattr(config, name) for name in GROUPS})
+    defaults = typed(**{name: getattr(config, name) for name in GROUPS}, **{group: config.settings})
     options = tyro.cli(typed, default=defaults, args=rest, config=(tyro.conf.OmitArgPrefixes,), prog=program)
-    changed = replace(config, **{name: getattr(options, name) for name in GROUPS})
+    changed = replace(config, settings=getattr(options, group), **{name: getattr(options, name) for name in GROUPS})
     changed.check()
     return options, changed
 
 
 def _start(recipe: str, method: str | None, rest: list[str]) -> int:
-    options, config = _options(load_recipe(recipe, method), rest, f"vje train {recipe}")
+    config = load_recipe(recipe, method)
+    options, config = _options(config, rest, f"vje train {recipe if method is None else config.recipe}")
     if not config.data.data:
         raise UserError(f"recipe {recipe} needs to know where the images are: --data PATH (a folder or an .npz file).")
     _check_surroundings(config)

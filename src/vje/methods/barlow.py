@@ -1,6 +1,7 @@
 """Barlow Twins (Zbontar et al., "Self-supervised learning via redundancy reduction", ICML 2021)."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +54,8 @@ class BarlowTwins(Method):
         batch_norm: Batch-norm statistics over both views together, or each on its own.
         preprocessing: how pixels become encoder input.
     """
+
+    across_images: ClassVar[bool] = True
 
     def __init__(
         self,

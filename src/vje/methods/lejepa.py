@@ -1,6 +1,7 @@
 """LeJEPA (Balestriero and LeCun, "Provable and scalable self-supervised learning without the heuristics", 2025)."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -80,6 +81,8 @@ class LeJEPA(Method):
         batch_norm: Batch-norm statistics over both views together, or each on its own.
         preprocessing: how pixels become encoder input.
     """
+
+    across_images: ClassVar[bool] = True
 
     def __init__(
         self,

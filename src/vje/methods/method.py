@@ -46,6 +46,7 @@ class Method(nn.Module, ABC):
 
     Attributes:
         needs_labels: whether ``forward`` wants the images' classes.
+        across_images: whether the loss of an image depends on the others of the batch.
         views: how many views of each image it wants, at most 2.
         target_momentum: of the moving-average encoder at the start.
         momentum_rises: whether it rises to 1 on a cosine, or stays.
@@ -53,6 +54,7 @@ class Method(nn.Module, ABC):
     """
 
     needs_labels: ClassVar[bool] = False
+    across_images: ClassVar[bool] = False
     views: ClassVar[int] = 2
     momentum_rises: ClassVar[bool] = True
     target_momentum: float = 1.0

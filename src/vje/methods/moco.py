@@ -59,6 +59,7 @@ class MoCo(Method):
         preprocessing: how pixels become encoder input.
     """
 
+    across_images: ClassVar[bool] = True
     momentum_rises: ClassVar[bool] = False
     negatives: Tensor
 
@@ -78,6 +79,8 @@ class MoCo(Method):
         super().__init__(encoder, preprocessing)
         if not temperature > 0:
             raise ValueError(f"temperature must be positive (0.1 to 0.2 are usual), got {temperature}")
+        if min(hidden, projection) < 1:
+            raise ValueError(f"hidden and projection must be 1 or more, got {hidden} and {projection}")
         if queue < 1:
             raise ValueError(f"queue must be at least 1 (4096 or more are usual), got {queue}")
         self.hidden, self.projection, self.queue, self.temperature = hidden, projection, queue, temperature

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,8 @@ class SimCLR(Method):
         batch_norm: Batch-norm statistics over both views together, or each on its own.
         preprocessing: how pixels become encoder input.
     """
+
+    across_images: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ Two views only: the paper's multi-crop and its queue for small batches are left 
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,8 @@ class SwAV(Method):
 
     steps: Tensor
 
+    across_images: ClassVar[bool] = True
+
     def __init__(
         self,
         encoder: Encoder | str,
@@ -126,9 +129,11 @@ class SwAV(Method):
             scores = normalize(projected, dim=1) @ self._directions().T  # [2B, K], of all processes
             assignments = torch.cat([sinkhorn(view, self.epsilon, self.iterations) for view in scores.chunk(2)])
             loss = swapped_prediction_loss(scores, assignments, self.temperature)
-        if self.training:
-            self.steps.add_(1)
         return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
+
+    def after_step(self, momentum: float | Tensor) -> None:
+        """Count, for the prototypes' sake."""
+        self.steps.add_(1)
 
     def _directions(self) -> Tensor:
         """Unit prototypes ``[K, P]``, without gradients while they are frozen."""

@@ -1,6 +1,7 @@
 """VICReg (Bardes, Ponce and LeCun, "Variance-invariance-covariance regularization", ICLR 2022)."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -60,6 +61,8 @@ class VICReg(Method):
         batch_norm: Batch-norm statistics over both views together, or each on its own.
         preprocessing: how pixels become encoder input.
     """
+
+    across_images: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class CollapseWatch:
         dim: embedding dimension D.
         chance: k-NN accuracy in percent of always guessing the commonest class; None without labels.
         patience: epochs before anything is judged.
+        watch_rank: whether a falling effective rank is a bad sign.
         said: warnings already given, by key.
         peak_rank: largest effective rank so far.
 
@@ -55,6 +56,7 @@ class CollapseWatch:
     dim: int
     chance: float | None = None
     patience: int = 3
+    watch_rank: bool = True
     said: set[str] = field(default_factory=set)
     peak_rank: float = 0.0
 
@@ -81,7 +83,7 @@ class CollapseWatch:
                 f"The posterior variance has collapsed to its floor (mean {variance:.2g}): the model claims certainty. "
                 "Keep the KL term on, and try a larger --beta or at least one sample (--samples 1)."
             )
-        if rank < 0.25 * self.peak_rank or rank < 2:
+        if self.watch_rank and (rank < 0.25 * self.peak_rank or rank < 2):
             found["rank"] = (
                 f"The embeddings are collapsing: effective rank {rank:.1f} of {self.dim}, down from "
                 f"{max(self.peak_rank, rank):.1f}. Try a lower --lr or a larger --batch; for VJE, --target ema."

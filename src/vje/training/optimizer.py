@@ -1,5 +1,6 @@
 """The optimiser, set up so that a whole step can stay on the device."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -42,7 +43,8 @@ def build_optimizer(
     if kind == "lars":
         optimizer: torch.optim.Optimizer = LARS(groups, lr=lr, momentum=momentum)
     elif kind == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=lr, fused=True)
+        warnings.filterwarnings("ignore", message=".*capturable=True.*")  # steps that warm up a graph are not captured
+        optimizer = torch.optim.AdamW(groups, lr=lr, fused=True, capturable=lr.is_cuda)
     else:
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=True)
     for p in parameters:  # zeros are what each starts from; without them the first step would be special

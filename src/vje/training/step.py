@@ -97,7 +97,8 @@ class StepOptions:
     Attributes:
         batch: images a step in this process.
         first_position: place of the first of them in the global batch.
-        accumulate: micro-batches the batch is split into; gradients add up to the batch's.
+        accumulate: micro-batches the batch is split into; gradients add up to the batch's, except for losses that look
+            across images and see no further than a micro-batch.
         clip_norm: largest gradient norm; 0 for no limit.
         autocast: bfloat16 for the encoder.
         compile: compile augmentation, forward and backward.
