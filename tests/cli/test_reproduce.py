@@ -6,8 +6,12 @@ import sys
 import time
 
 import pytest
+import torch
 
-from vje.runs import RunFolder, read_json
+from vje.config import to_dict
+from vje.experiments import load_experiment
+from vje.experiments.plan import Scale, plan
+from vje.runs import RunFolder, read_json, write_json
 
 DECLARATION = """
 about = "two tiny runs"
@@ -32,6 +36,8 @@ options = {{ nu = 3.0 }}
 value = "evaluation:knn.z"
 paper = ["81.0"]
 """
+COUNTED = {"head_params_m": 3.4}
+MEASURED = {"head_params_m": 3.4, "relative_throughput": 0.98, "peak_memory_gb": 41.4}
 
 
 @pytest.fixture
@@ -79,15 +85,64 @@ def test_stopping_loses_nothing_and_a_second_call_completes(tmp_path, declaratio
     assert again.status == 0 and "2 of 2 runs finished" in again.out
 
 
-def test_nothing_is_planned_with_torch(run_cli):
+def test_nothing_is_planned_with_torch(tmp_path):
+    write_json(tmp_path / "profile.json", {"methods": {"vje": COUNTED}, "environment": {}})
     code = (
-        "import sys; from vje.cli.main import main; "
-        "status = main(['reproduce', '--list']) + main(['reproduce', 'comparison', '--dry-run']); "
+        "import sys; from vje.cli.main import main; here = ['--out', sys.argv[1]]; "
+        "status = main(['reproduce', '--list', *here]) + main(['reproduce', 'comparison', '--dry-run', *here]); "
+        "status += main(['reproduce', 'compute', '--dry-run', *here]); "
         "print('torch' in sys.modules, status)"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "False 0"
     assert "nu-sweep" in answer.stdout and "0 of 72 runs" in answer.stdout
+    assert "counted, not measured" in answer.stdout and "a GPU adds speed and memory" in answer.stdout
+
+
+def test_runs_that_diverged_are_finished_work(tmp_path, declaration, vje):
+    out = tmp_path / "out"
+    for job in plan(load_experiment(str(declaration)), Scale(), out, None):
+        folder = RunFolder.create(job.folder.path)
+        folder.write("config", to_dict(job.run.config()))
+        folder.append(folder.metrics_file, {"epoch": 1, "step": 6, "knn": {"z": 50.0}})
+        folder.write("failed", {"step": 7, "epoch": 2, "message": "loss = nan"})
+    again = f"diverged at step 7 and not trained again; to try: vje train --resume {folder.path}"
+    dry = vje("reproduce", declaration, "--out", out, "--dry-run")
+    assert dry.status == 0 and again in dry.out and "0 of 2 runs to train" in dry.out
+    done = vje("reproduce", declaration, "--out", out)
+    assert done.status == 0 and again in done.out, done
+    assert not list(out.glob("*.log"))  # nothing was started
+    assert [row["cells"][0]["ours"] for row in read_json(out / "pair.json")["rows"]] == [None, None]
+    assert "Missing, diverged at step 7: " in (out / "pair.md").read_text()
+    assert "vje train --resume RUN" in vje("reproduce", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("row", "gpu", "again"), [(COUNTED, True, True), (COUNTED, False, False), (MEASURED, True, False)]
+)
+def test_a_profile_without_speed_is_made_again_on_a_gpu(tmp_path, vje, monkeypatch, row, gpu, again):
+    def measure(out, console):
+        write_json(out / "profile.json", {"methods": {"vje": MEASURED}, "environment": {}})
+        return ""
+
+    monkeypatch.setattr("vje.experiments.execute.profile", measure)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    write_json(tmp_path / "profile.json", {"methods": {"vje": row}, "environment": {}})
+    dry = vje("reproduce", "compute", "--out", tmp_path, "--dry-run")
+    assert ("profile: there" in dry.out) == (row is MEASURED)
+    assert vje("reproduce", "compute", "--out", tmp_path).status == 0
+    speed = read_json(tmp_path / "compute.json")["rows"][6]["cells"][0]["ours"]
+    assert (speed is not None) == (again or row is MEASURED)
+
+
+def test_a_profile_that_cannot_be_made_again_keeps_its_counts(tmp_path, vje, monkeypatch):
+    monkeypatch.setattr("vje.experiments.execute.profile", lambda out, console: "vje profile failed: no memory")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    write_json(tmp_path / "profile.json", {"methods": {"vje": COUNTED}, "environment": {}})
+    answer = vje("reproduce", "compute", "--out", tmp_path)
+    assert answer.status == 1 and "Missing, vje profile failed: no memory: profile." in answer.out
+    assert read_json(tmp_path / "compute.json")["rows"][0]["cells"][0]["ours"]["mean"] == 3.4
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,22 @@ def test_steps_are_taken_in_order_and_a_failure_ends_its_run_alone(tmp_path, wor
     assert "out of luck" in (tmp_path / "digits_e1_s0.log").read_text()
 
 
+def test_a_run_that_diverges_is_no_failure(tmp_path, work):
+    run = "run = place / 'digits_e1_s{}'; run.mkdir(); (run / 'config.json').write_text('{{}}'); "
+    fail = '(run / \'failed.json\').write_text(\'{"step": 7, "epoch": 1, "message": "loss = nan"}\'); sys.exit(2)'
+    wild = job(tmp_path, 0, run.format(0) + fail, "(place / 'never').touch()")
+    bad = job(tmp_path, 1, run.format(1) + "sys.exit(2)")
+    runner, said = work(wild, bad)
+    assert list(runner.failures) == ["digits_e1_s1"] and not (tmp_path / "never").exists()
+    assert f"digits_e1_s0: diverged at step 7; to try again: vje train --resume {tmp_path / 'digits_e1_s0'}" in said
+
+
+def test_children_have_the_environment_of_this_process(tmp_path, work, monkeypatch):
+    monkeypatch.setenv("VJE_TEST_MARK", "as here")
+    runner, _ = work(job(tmp_path, 0, "import os; (place / 'mark').write_text(os.environ['VJE_TEST_MARK'])"))
+    assert runner.failures == {} and (tmp_path / "mark").read_text() == "as here"
+
+
 def test_runs_side_by_side_meet(tmp_path, work):
     """Each waits for the other's file, which only works if both are there at once."""
     wait = "(place / '{}').touch()\nwhile not (place / '{}').exists(): time.sleep(0.01)"

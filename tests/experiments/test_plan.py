@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from vje.config import to_dict
 from vje.errors import UserError
 from vje.experiments import load_experiment
 from vje.experiments.estimate import clock, estimate
-from vje.experiments.plan import Run, Scale, changed_options, plan
+from vje.experiments.plan import Run, Scale, changed_options, divergence, plan
 from vje.runs import RunFolder
 
 DECLARATION = """
@@ -73,6 +74,26 @@ def test_missing_interrupted_and_finished_runs(tmp_path, experiment):
     assert (
         " ".join(started[5:]) == f"--epochs 3 --seed 1 --data-dir {tmp_path / 'data'} --nu 3.0 --terms directional kl"
     )
+
+
+def test_a_run_that_diverged_is_not_trained_again_until_it_is_resumed(tmp_path, experiment):
+    run = plan(experiment, Scale(seeds=1), tmp_path, None)[0].run
+    folder = make_run(tmp_path, run, epochs=1)
+    file = folder.write("failed", {"step": 7, "epoch": 2, "message": "training stopped at step 7"})
+    job = plan(experiment, Scale(seeds=1), tmp_path, None)[0]
+    assert (job.state, job.steps) == ("diverged", ())
+    assert divergence(folder) == "diverged at step 7"
+    file.unlink()  # as `vje train --resume` does
+    job = plan(experiment, Scale(seeds=1), tmp_path, None)[0]
+    assert (job.state, job.steps) == ("interrupted", ("train", "evaluate"))
+
+
+def test_a_relative_data_folder_is_the_same_one_for_a_child_elsewhere(tmp_path, experiment, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = plan(experiment, Scale(seeds=1), tmp_path / "out", Path("sets"))[0]
+    for step in job.steps:
+        words = job.command(step, Path("sets"))
+        assert words[words.index("--data-dir") + 1] == str(tmp_path / "sets")
 
 
 def test_an_evaluation_older_than_the_model_is_made_again(tmp_path, experiment):

@@ -132,6 +132,21 @@ def test_empty_cells_have_their_reason_below(tmp_path, declared):
     assert "Missing, knn.z is not finite: digits_e2_s1." in page
 
 
+def test_a_run_that_diverged_leaves_its_cell_empty_even_if_epochs_before_have_the_value(tmp_path, declared):
+    experiment = declared(TABLE.replace('value = "evaluation:knn.z"', 'value = "metrics:kl"'))
+    fill(tmp_path, experiment, tuple([*values, 1.0] for values in VALUES))  # of the second row, one seed
+    for name, step in (("digits_e2_s1", 7), ("digits_nu-3_e2_s0", 9)):
+        folder = RunFolder(tmp_path / name)
+        folder.model_file.unlink()
+        folder.write("failed", {"step": step, "epoch": None, "message": "loss = nan"})
+    _, found, page = make(experiment, tmp_path, Scale(seeds=3))
+    assert found["rows"][0]["cells"][0]["ours"]["values"] == [82.0, 88.0]
+    assert found["rows"][1]["cells"][0]["ours"] is None
+    assert "Missing, diverged at step 7: digits_e2_s1." in page
+    assert "Missing, diverged at step 9: digits_nu-3_e2_s0." in page
+    assert "2 of 6 runs finished, 2 diverged" in page
+
+
 def test_a_smaller_table_says_so_everywhere(tmp_path, declared):
     experiment = declared(TABLE)
     _, found, page = make(experiment, tmp_path, Scale(epochs=1, seeds=2))

@@ -9,7 +9,7 @@ import tyro
 from vje.errors import UserError
 from vje.experiments import Experiment, experiment_names, load_experiment
 from vje.experiments.estimate import clock, estimate
-from vje.experiments.plan import Job, Scale, plan
+from vje.experiments.plan import Job, Scale, divergence, plan, profile_state
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,8 @@ class Options:
     """Make a table or figure of the paper: train what is missing, measure, and put ours beside the paper's.
 
     Runs that are finished are not made again, also if another table made them; interrupted ones go on. Ctrl-C stops
-    after saving, and the same command goes on from there.
+    after saving, and the same command goes on from there. A run that diverged is not trained again: the paper has such
+    runs too. `vje train --resume RUN` tries it again.
     """
 
     name: tyro.conf.Positional[Annotated[str | None, tyro.conf.arg(metavar="NAME")]] = None
@@ -66,15 +67,18 @@ def run(arguments: list[str]) -> int:
 
 
 def _make(experiment: Experiment, jobs: list[Job], options: Options, scale: Scale, console: "Console") -> int:
-    from vje.experiments.execute import Runner, profile
+    from vje.experiments.execute import Runner, can_profile, profile
     from vje.experiments.write import write
 
     options.out.mkdir(parents=True, exist_ok=True)
     runner = Runner(jobs, options.data_dir, options.jobs, console)
     if not options.table_only:
         _print_obstacles(jobs, console)
+        for job in jobs:
+            if job.state == "diverged":
+                _say(console, _diverged(job), "yellow")
         runner()
-        if _profiles(experiment) and not (options.out / "profile.json").exists() and not runner.stopped:
+        if _profiles(experiment) and not runner.stopped and can_profile(options.out):
             trouble = profile(options.out, console)
             runner.failures |= {"profile": trouble} if trouble else {}
     jobs = plan(experiment, scale, options.out, options.data_dir, thorough=True)
@@ -92,9 +96,12 @@ def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale
     for job in jobs:
         state = job.state if job.state != "interrupted" else f"interrupted ({job.folder.progress()})"
         todo = f"no {job.run.data()} here" if job.obstacle else ", then ".join(job.steps) or "nothing to do"
-        _say(console, f"  {job.run.name}: {state}; {todo}", "" if job.steps else "dim")
+        line = _diverged(job) if job.state == "diverged" else f"{job.run.name}: {state}; {todo}"
+        _say(console, f"  {line}", "" if job.steps else "dim")
     if _profiles(experiment):
-        _say(console, f"  profile: {'there' if (out / 'profile.json').exists() else 'vje profile'}")
+        counted = "counted; a GPU adds speed and memory"
+        todo = {"missing": "vje profile", "counted": counted, "measured": "there"}[profile_state(out)]
+        _say(console, f"  profile: {todo}")
     _print_obstacles(jobs, console)
     seconds, assumed = estimate(jobs, out)
     left = sum("train" in job.steps and not job.obstacle for job in jobs)
@@ -114,6 +121,12 @@ def _print_obstacles(jobs: list[Job], console: "Console") -> None:
     for obstacle in dict.fromkeys(job.obstacle for job in jobs if job.obstacle):
         count = sum(job.obstacle == obstacle for job in jobs)
         _say(console, f"{count} runs are left out: {obstacle}.", "yellow")
+
+
+def _diverged(job: Job) -> str:
+    return (
+        f"{job.run.name}: {divergence(job.folder)} and not trained again; to try: vje train --resume {job.folder.path}"
+    )
 
 
 def _list(options: Options, scale: Scale, console: "Console") -> int:
@@ -138,7 +151,8 @@ def _progress(experiment: Experiment, options: Options, scale: Scale) -> tuple[s
     file = options.out / f"{experiment.name}.json"
     written = (read_json(file).get("scaled") or "whole") if file.exists() else ""
     if _profiles(experiment):
-        return "a GPU for speed and memory", f"{int((options.out / 'profile.json').exists())} of 1", written
+        made = {"missing": "0 of 1", "counted": "counted, not measured", "measured": "1 of 1"}
+        return "a GPU for speed and memory", made[profile_state(options.out)], written
     try:
         jobs = plan(experiment, scale, options.out, options.data_dir)
     except UserError as error:

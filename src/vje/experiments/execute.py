@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from vje.experiments.plan import PYTHON, Job
+from vje.experiments.plan import PYTHON, Job, divergence, profile_state, state_of
 from vje.runs import write_json
 
 POLL = 0.1
@@ -128,6 +128,9 @@ class Runner:
         name, seconds = child.job.run.name, time.monotonic() - child.began
         if status == 0 and len(child.steps) == 1:
             self._say(f"{name}: done after {seconds:,.0f} s", "green")
+        elif state_of(child.job.folder, child.job.run.epochs) == "diverged":
+            folder = child.job.folder  # a result like any other: the paper has such runs too
+            self._say(f"{name}: {divergence(folder)}; to try again: vje train --resume {folder.path}", "yellow")
         elif self.stopped:
             self._say(f"{name}: stopped; it goes on from there next time")
         else:
@@ -190,6 +193,16 @@ def _locked(file: Path) -> IO[bytes] | None:
 def _last_lines(log: Path) -> list[str]:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line.rstrip() for line in lines if line.strip()][-TAIL:]
+
+
+def can_profile(out: Path) -> bool:
+    """Whether the computational profile lacks what can be had here: all of it, or speed and memory on a GPU."""
+    state = profile_state(out)
+    if state != "counted":
+        return state == "missing"
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def profile(out: Path, console: Console) -> str:

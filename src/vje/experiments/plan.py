@@ -17,7 +17,7 @@ from vje.errors import UserError
 from vje.experiments import COMMANDS, PICTURES, Cell, Experiment
 from vje.methods import method_names
 from vje.recipes import load_recipe, recipe_names
-from vje.runs import RunFolder
+from vje.runs import RunFolder, read_json
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Run:
 
     def train(self, folder: Path, data_dir: Path | None) -> list[str]:
         """The command that starts it, or goes on with it."""
-        place = [] if data_dir is None else ["--data-dir", str(data_dir)]
+        place = _place(data_dir)
         if RunFolder(folder).config_file.exists():
             return [*PYTHON, "train", "--resume", str(folder), *place]
         words = ["--out", str(folder), "--epochs", str(self.epochs), "--seed", str(self.seed), *place]
@@ -122,7 +122,7 @@ class Job:
     Attributes:
         run: what to make.
         folder: where.
-        state: "missing", "interrupted" or "finished".
+        state: "missing", "interrupted", "diverged" or "finished".
         steps: commands to give, in order: train, then evaluations.
         obstacle: why that cannot be done here; empty if it can.
     """
@@ -137,8 +137,12 @@ class Job:
         """A step's command line."""
         if step == "train":
             return self.run.train(self.folder.path, data_dir)
-        place = [] if data_dir is None else ["--data-dir", str(data_dir)]
-        return [*PYTHON, step, str(self.folder.path), *place]
+        return [*PYTHON, step, str(self.folder.path), *_place(data_dir)]
+
+
+def _place(data_dir: Path | None) -> list[str]:
+    """The option that says where data sets are, wherever the command is given."""
+    return [] if data_dir is None else ["--data-dir", str(data_dir.absolute())]
 
 
 def plan(experiment: Experiment, scale: Scale, out: Path, data_dir: Path | None, thorough: bool = False) -> list[Job]:
@@ -173,7 +177,7 @@ def _job(
     files = {command: file for file, command in COMMANDS.items()}
     drawn = not picture or (path / picture).exists()
     left = tuple(c for c in commands if state != "finished" or not drawn or not is_fresh(folder, files[c]))
-    steps = (*(("train",) if state != "finished" else ()), *left)
+    steps = {"finished": left, "diverged": ()}.get(state, ("train", *left))
     obstacle = ""
     if steps:
         try:
@@ -184,10 +188,26 @@ def _job(
 
 
 def state_of(folder: RunFolder, epochs: int) -> str:
-    """Whether a run is missing, interrupted or finished."""
+    """Whether a run is missing, interrupted, diverged or finished."""
     if not folder.config_file.exists():
         return "missing"
-    return "finished" if folder.model_file.exists() and len(folder.metrics()) >= epochs else "interrupted"
+    if folder.model_file.exists() and len(folder.metrics()) >= epochs:
+        return "finished"
+    return "diverged" if (folder.path / "failed.json").exists() else "interrupted"
+
+
+def divergence(folder: RunFolder) -> str:
+    """What became of a run that diverged, in words."""
+    return f"diverged at step {folder.read('failed')['step']}"
+
+
+def profile_state(out: Path) -> str:
+    """Whether the computational profile is missing, counted (without speed and memory) or measured."""
+    file = out / "profile.json"
+    if not file.exists():
+        return "missing"
+    methods = read_json(file)["methods"].values()
+    return "measured" if all(row.get("relative_throughput") is not None for row in methods) else "counted"
 
 
 def is_fresh(folder: RunFolder, file: str) -> bool:

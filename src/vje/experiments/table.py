@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from vje.experiments import COMMANDS, Cell, Experiment, Number
-from vje.experiments.plan import Job, Run, Scale, is_fresh
+from vje.experiments.plan import Job, Run, Scale, divergence, is_fresh
 from vje.runs import RunFolder, read_json
 
 SHOWN = 6
@@ -116,6 +116,8 @@ class Results:
         job = self.jobs[run.name]
         if job.state == "finished":
             return job.folder
+        if job.state == "diverged":
+            raise Missing(divergence(job.folder))
         unfinished = f"interrupted after {len(job.folder.metrics())} epochs"
         raise Missing(self._why(run, "not trained yet" if job.state == "missing" else unfinished))
 
@@ -126,11 +128,11 @@ class Results:
         file = self.out / "profile.json"
         try:
             if not file.exists():
-                raise Missing(self.failures.get("profile", "not measured yet (vje profile)"))
+                raise Missing("not measured yet (vje profile)")
             method, _, measure = cell.value[0].partition(":")[2].partition(".")
             return Found((lookup(read_json(file)["methods"].get(method), measure, file.name),), None, 1)
         except Missing as reason:
-            self.gaps.setdefault(str(reason), {})["profile"] = None
+            self.gaps.setdefault(self.failures.get("profile", str(reason)), {})["profile"] = None
             return None
 
 
@@ -217,16 +219,17 @@ def for_terminal(title: str, headings: Sequence[str], table: Sequence[Sequence[s
     return rich
 
 
-def provenance(folders: Sequence[RunFolder], runs: Sequence[Run], more: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def provenance(folders: Sequence[RunFolder], jobs: Sequence[Job], more: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the numbers were made with: command, commits, devices, seeds and epochs.
 
     Args:
         folders: the runs that are finished.
-        runs: all that were wanted.
+        jobs: all that were wanted.
         more: surroundings of what was measured without a run.
     """
     made = [folder.read("environment") for folder in folders if (folder.path / "environment.json").exists()]
     made += more
+    runs = [job.run for job in jobs]
     return {
         "command": " ".join(["vje", *sys.argv[1:]]),
         "commits": sorted({str(e.get("commit"))[:12] for e in made if e.get("commit")}),
@@ -235,6 +238,7 @@ def provenance(folders: Sequence[RunFolder], runs: Sequence[Run], more: Sequence
         "epochs": sorted({run.epochs for run in runs}),
         "wanted": len(runs),
         "runs": [folder.path.name for folder in folders],
+        "diverged": [job.run.name for job in jobs if job.state == "diverged"],
     }
 
 
@@ -245,5 +249,6 @@ def provenance_line(made: Mapping[str, Any]) -> str:
         if made[key]:
             words.append(f"{title} {', '.join(map(str, made[key]))}")
     if made["wanted"]:
-        words.append(f"{len(made['runs'])} of {made['wanted']} runs finished")
+        diverged = f", {len(made['diverged'])} diverged" if made["diverged"] else ""
+        words.append(f"{len(made['runs'])} of {made['wanted']} runs finished{diverged}")
     return f"Made with {'; '.join(words)}."

@@ -50,7 +50,7 @@ def write(
     results = Results(out, scale, {job.run.name: job for job in jobs}, failures)
     content = _table(experiment, results) if experiment.kind == "table" else _figure(experiment, results, out)
     folders = results.folders(experiment)
-    made = provenance(folders, [job.run for job in jobs], _profiled(experiment, out))
+    made = provenance(folders, jobs, _profiled(experiment, out))
     scaled = scale.label(experiment)
     notes = [f"Scaled down: {scaled}."] if scaled else []
     notes += [*experiment.notes, *(_ood_notes(folders) if _uses(experiment, "ood") else [])]
