@@ -2,12 +2,13 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from vje.errors import UserError
-from vje.runs import SCHEMA, RunFolder, next_free, read_json, write_atomically, write_json
+from vje.runs import SCHEMA, RunFolder, distinct, next_free, read_json, write_atomically, write_json
 
 
 @pytest.fixture
@@ -74,6 +75,41 @@ def test_the_next_free_name_skips_what_is_taken(run, tmp_path):
     RunFolder.create(base.with_name("first-3"))  # never began
     assert next_free(base) == base.with_name("first-3")
     assert next_free(tmp_path / "new") == tmp_path / "new"
+
+
+def test_folders_are_told_apart_by_where_they_are(run, tmp_path):
+    other = RunFolder(tmp_path / "other")
+    again = RunFolder(run.path / ".." / run.path.name)
+    assert distinct([other, run, again, other]) == [other, run]
+
+
+# Results of the model that is here
+
+
+def dated(folder, **seconds):
+    for name, at in seconds.items():
+        os.utime(folder.path / f"{name}.{'safetensors' if name == 'model' else 'json'}", (at, at))
+
+
+def test_results_are_of_the_model_that_is_here(run):
+    run.write("evaluation", {"weights": "a", "finished": True})
+    run.write("ood", {"weights": "a"})
+    assert run.out_of_date("evaluation") == ""  # no model to be compared with
+    run.model_file.touch()
+    dated(run, model=100, evaluation=99, ood=100)
+    assert run.out_of_date("evaluation") == "older than the model"
+    assert run.out_of_date("ood") == ""
+    run.write("evaluation", {"weights": "a", "finished": False})
+    assert run.out_of_date("evaluation") == "from before the end of training"
+
+
+def test_of_results_of_several_weights_the_newest_counts(run):
+    for name, weights in (("evaluation", "a"), ("ood", "b"), ("geometry", "b")):
+        run.write(name, {"weights": weights})
+    run.write("probe", {})
+    dated(run, evaluation=100, ood=101, geometry=99, probe=102)
+    assert run.out_of_date("evaluation") == "of other weights than ood.json"
+    assert [run.out_of_date(name) for name in ("ood", "geometry", "probe")] == ["", "", ""]
 
 
 # Small files

@@ -25,7 +25,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from typing import Any
 from vje.errors import UserError
 
 SCHEMA = 1
+
+RESULTS = ("evaluation", "probe", "geometry", "ood")
+"""What is measured of a run's model: files that say with ``weights`` which model it was."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,38 @@ class RunFolder:
             return "finished"
         epochs = self.metrics()
         return f"{epochs[-1]['epoch']} epochs done" if epochs else "no epoch finished yet"
+
+    def out_of_date(self, name: str) -> str:
+        """Why the result in ``RUN/<name>.json`` is not that of the model that is here now, in words; empty if it is.
+
+        Times and what the files say of themselves decide, as the model's fingerprint would need torch.
+        """
+        reason, weights = self._superseded(name), self.read(name).get("weights")
+        if reason or weights is None:
+            return reason
+        others = [other for other in RESULTS if (self.path / f"{other}.json").exists() and not self._superseded(other)]
+        dated = [(self._changed(other), other) for other in others if self.read(other).get("weights") is not None]
+        newest = max(dated)[1]
+        return "" if self.read(newest)["weights"] == weights else f"of other weights than {newest}.json"
+
+    def _superseded(self, name: str) -> str:
+        """Why a result cannot be that of the trained model, if there is one."""
+        if not self.model_file.exists():
+            return ""
+        if self._changed(name) < self.model_file.stat().st_mtime_ns:
+            return "older than the model"
+        return "from before the end of training" if self.read(name).get("finished") is False else ""
+
+    def _changed(self, name: str) -> int:
+        return (self.path / f"{name}.json").stat().st_mtime_ns
+
+
+def distinct(folders: Iterable[RunFolder]) -> list[RunFolder]:
+    """The folders, each once, however often and by whatever paths it was given."""
+    found: dict[Path, RunFolder] = {}
+    for folder in folders:
+        found.setdefault(folder.path.resolve(), folder)
+    return list(found.values())
 
 
 def next_free(path: Path) -> Path:

@@ -1,6 +1,8 @@
 """``vje compare``: figures that were measured, put side by side; seeds together, everything else apart."""
 
 import json
+import os
+import re
 import statistics
 from dataclasses import replace
 
@@ -15,9 +17,9 @@ from vje.runs import RunFolder
 def make_run(tmp_path):
     """A run folder with made-up figures."""
 
-    def make(name, recipe="cifar10", seed=0, knn=80.0, momentum=None, **files):
+    def make(name, recipe="cifar10", seed=0, knn=80.0, momentum=None, epochs=20, **files):
         config = load_recipe(recipe)
-        config = replace(config, run=replace(config.run, seed=seed))
+        config = replace(config, run=replace(config.run, seed=seed), optimizer=replace(config.optimizer, epochs=epochs))
         if momentum is not None:
             config = replace(config, settings=replace(config.settings, target_momentum=momentum))
         folder = RunFolder.create(tmp_path / name)
@@ -75,6 +77,87 @@ def test_the_full_evaluation_is_preferred_and_what_is_missing_stays_empty(vje, m
     values = {name: value["mean"] for name, value in found["cifar10"]["values"].items()}
     assert values.items() >= {"k-NN z": 81.5, "k-NN mean": 80.5, "near OOD NLL": 88.0, "far OOD k-NN": 94.0}.items()
     assert "near OOD NLL" not in found["cifar10-simsiam"]["values"]
+
+
+def cells_of(out, name):
+    """A row of the printed table."""
+    line = next(line for line in out.splitlines() if line.strip().startswith(f"{name} "))
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_unfinished_runs_are_marked(vje, make_run, tmp_path):
+    whole = make_run("whole", recipe="cifar10-ema")
+    answer = vje("compare", whole, make_run("part", knn=71.0, epochs=40), "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10") == ["cifar10", "1", "20/40*", "71.00*", "15,000"]
+    assert cells_of(answer.out, "cifar10-ema") == ["cifar10-ema", "1", "20", "80.00", "15,000"]
+    assert "* unfinished" in answer.out
+    found = groups_of(tmp_path)
+    assert found["cifar10"]["epochs_done"] == [20] and found["cifar10"]["epochs"] == 40
+    assert [found[name]["values"]["k-NN z"]["unfinished"] for name in ("cifar10", "cifar10-ema")] == [1, 0]
+    answer = vje("compare", whole, "--out", tmp_path / "c")
+    assert "*" not in answer.out
+
+
+def test_a_mean_with_an_unfinished_seed_is_marked(vje, make_run, tmp_path):
+    runs = [make_run(f"s{seed}", seed=seed, epochs=40, probe={"spaces": {"z": {"top1": 90.0}}}) for seed in (0, 1)]
+    RunFolder(runs[0]).append(runs[0] / "metrics.jsonl", {"epoch": 40, "step": 40, "images_per_second": 1.0})
+    cells = cells_of(vje("compare", *runs, "--out", tmp_path / "c").out, "cifar10")
+    assert cells[:4] == ["cifar10", "2", "40, 20/40*", "90.00 ± 0.00*"]
+
+
+def test_a_result_from_before_the_end_of_training_is_marked(vje, make_run, tmp_path):
+    evaluation = {"knn": {"k": 20, "z": 81.5}, "finished": False}
+    run = make_run("run", evaluation=evaluation, ood={"summary": {"knn": {"near": 89.0}}, "finished": True})
+    answer = vje("compare", run, "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10")[2:5] == ["20", "81.50*", "89.00"] and "* unfinished" in answer.out
+
+
+def test_results_of_another_model_are_left_out(vje, make_run, tmp_path):
+    files = {
+        "evaluation": {"knn": {"k": 20, "z": 33.0}, "finished": True, "weights": "new"},
+        "probe": {"spaces": {"z": {"top1": 44.0}}, "weights": "old"},
+        "ood": {"summary": {"knn": {"near": 55.0}}, "finished": False, "weights": "new"},
+    }
+    run = make_run("run", **files)
+    (run / "model.safetensors").touch()
+    for age, name in enumerate(("ood.json", "evaluation.json", "probe.json", "model.safetensors")):
+        os.utime(run / name, (2e9 - age, 2e9 - age))
+    answer = vje("compare", run, "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10")[2:] == ["20", "33.00", "15,000"]
+    assert f"left out: {run / 'probe.json'}, of other weights than evaluation.json; `vje probe {run}`" in answer.out
+    assert f"left out: {run / 'ood.json'}, from before the end of training; `vje ood {run}`" in answer.out
+    assert len(groups_of(tmp_path)["cifar10"]["notes"]) == 2
+
+    os.utime(run / "model.safetensors", (2.1e9, 2.1e9))
+    answer = vje("compare", run, "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10")[2:] == ["20", "80.00", "15,000"]  # what training saw last
+    assert answer.out.count("older than the model") == 3
+
+
+def test_other_numbers_of_neighbours_have_columns_of_their_own(vje, make_run, tmp_path):
+    run = make_run("run", evaluation={"knn": {"k": 200, "z": 81.5, "mean": 80.5}})
+    assert vje("compare", run, "--out", tmp_path / "c").status == 0
+    values = {name: value["mean"] for name, value in groups_of(tmp_path)["cifar10"]["values"].items()}
+    assert values == {"k-NN z": 80.0, "k-NN z (k=200)": 81.5, "k-NN mean (k=200)": 80.5, "images/s": 15_000}
+
+
+def test_a_folder_that_is_given_twice_counts_once(vje, make_run, tmp_path):
+    run = make_run("run")
+    (tmp_path / "link").symlink_to(run)
+    assert vje("compare", run, tmp_path / "link", f"{run}/../run", "--out", tmp_path / "c").status == 0
+    assert groups_of(tmp_path)["cifar10"]["runs"] == [str(run)]
+    assert vje("report", run, tmp_path / "link", "--out", tmp_path / "c.html").status == 0
+    assert "1 run compared" in (tmp_path / "c.html").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_same_marks(vje, make_run, tmp_path):
+    whole = make_run("whole", recipe="cifar10-ema", evaluation={"knn": {"k": 20, "z": 33.0}})
+    (whole / "model.safetensors").touch()
+    os.utime(whole / "model.safetensors", (2.1e9, 2.1e9))
+    assert vje("report", whole, make_run("part", epochs=40), "--out", tmp_path / "c.html").status == 0
+    text = (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "<td>20/40*</td><td>80.00*</td>" in text and "* unfinished" in text
+    assert "33.00" not in text.split("<script>")[0] and "evaluation.json, older than the model" in text
 
 
 def test_what_is_not_a_run_is_named(vje, tmp_path):

@@ -8,6 +8,7 @@ import torch
 import vje as package
 from vje.data.arrays import load_npz
 from vje.evaluation.geometry import place
+from vje.methods.vje import VJE
 
 
 def test_geometry_is_of_the_held_out_images(vje, trained, tmp_path):
@@ -25,6 +26,21 @@ def test_geometry_is_of_the_held_out_images(vje, trained, tmp_path):
     assert abs(found["margin"] - float(expected.margin.double().mean())) < 1e-4
     assert sum(found["tertiles"][t]["images"] for t in ("low", "mid", "high")) == len(test)
     assert (mine / "geometry.png").stat().st_size > 5000
+
+
+def test_a_statistic_that_is_constant_has_no_correlation(vje, trained, tmp_path):
+    mine = tmp_path / "run"
+    shutil.copytree(trained[0], mine)
+    model = package.load(mine)
+    VJE("resnet8", isotropic=True, preprocessing=model.preprocessing).eval().save(mine)
+    answer = vje("geometry", mine, "--device", "cpu", "--points", 0)
+    assert answer.status == 0, answer.err
+    assert json.loads((mine / "geometry.json").read_text())["spearman"]["margin"]["anisotropy"] == "nan"
+    line = next(line for line in answer.out.splitlines() if "Spearman with margin" in line)
+    assert line.split()[-1] == "\u2013" and "nan" not in answer.out
+    answer = vje("report", mine, "--points", 0)
+    assert answer.status == 0, answer.err
+    assert "<td>\u2013</td><td>Spearman" in (mine / "report.html").read_text(encoding="utf-8")
 
 
 def test_what_it_needs_is_said(vje, run):

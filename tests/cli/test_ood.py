@@ -8,7 +8,7 @@ import torch
 
 from vje.cli.main import main
 from vje.config import to_dict
-from vje.methods.vje import VJE
+from vje.methods import find_method
 from vje.preprocessing import Preprocessing
 from vje.recipes import load_recipe
 from vje.runs import RunFolder
@@ -20,17 +20,23 @@ def pixels(count: int, seed: int, side: int = 8) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
 
 
-def make_run(path: Path, data_dir: Path, seed: int) -> Path:
+def make_run(
+    path: Path, data_dir: Path, seed: int, method: str = "vje", data: str = "cifar10", batch: int = 256
+) -> Path:
     """An untrained model in the folder of a run on (very small) CIFAR-10."""
-    recipe = load_recipe("digits")
+    recipe = load_recipe("digits" if method == "vje" else f"digits-{method}")
     config = replace(
-        recipe, data=replace(recipe.data, data="cifar10", data_dir=data_dir), run=replace(recipe.run, seed=seed)
+        recipe,
+        data=replace(recipe.data, data=data, data_dir=data_dir),
+        optimizer=replace(recipe.optimizer, batch=batch),
+        run=replace(recipe.run, seed=seed),
     )
     folder = RunFolder.create(path)
     folder.write("config", to_dict(config))
     folder.write("data", {"held_out": None, "fingerprint": ""})
     torch.manual_seed(seed)
-    VJE("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(path)
+    preprocessing = Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)
+    find_method(method)("resnet8", preprocessing=preprocessing).eval().save(path)
     return path
 
 
@@ -79,6 +85,7 @@ def test_benchmark_writes_every_score_and_names_what_is_missing(
     assert (summary["near"], summary["far"], summary["avg"]) == pytest.approx((near, far, (near + far) / 2))
     assert set(result["tuned"]) == {"knn", "mahalanobis", "mahalanobis_class", "react"}
     assert "mnist is left out" in printed and "places is left out" in printed
+    assert result["classifier"] == "fitted" and "MSP (probe)" in printed
     assert (run / "ood-roc.png").stat().st_size > 0 and (run / "ood-nll.png").stat().st_size > 0
 
 
@@ -91,7 +98,54 @@ def test_several_runs_give_mean_and_deviation(
     values = [json.loads((run / "ood.json").read_text())["summary"]["nll"]["near"] for run in runs]
     leaf = json.loads(out.read_text())["summary"]["nll"]["near"]
     assert leaf == pytest.approx({"mean": np.mean(values), "std": np.std(values, ddof=1)})
-    assert "±" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "±" in printed and "differ" not in printed
+    assert "classifier" not in json.loads((runs[0] / "ood.json").read_text())
+
+
+def test_a_supervised_run_has_a_classifier_of_its_own(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", data_dir, 0, method="supervised")
+    assert main(["ood", str(run), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads((run / "ood.json").read_text())["classifier"] == "own"
+    titles = json.loads((run / "ood-curves.json").read_text())["titles"]
+    assert [titles[name] for name in ("msp", "vim")] == ["MSP (own classifier)", "ViM (own classifier)"]
+    assert "energy (own classifier)" in printed and "probe" not in printed
+
+
+def test_without_detectors_a_method_needs_scores_of_its_own(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", data_dir, 0, method="simsiam")
+    assert main(["ood", str(run), "--no-detectors", "--device", "cpu"]) == 2
+    assert "simsiam, which has no scores of its own: leave --no-detectors out" in capsys.readouterr().err
+    assert not (run / "ood.json").exists() and not (run / "cache").exists()
+    assert main(["ood", str(run), "--device", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("other", [{"method": "simsiam"}, {"data": "cifar100"}])
+def test_runs_that_have_no_mean_are_refused(
+    tmp_path: Path, data_dir: Path, other: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [make_run(tmp_path / "a", data_dir, 0), make_run(tmp_path / "b", data_dir, 1, **other)]
+    assert main(["ood", *map(str, runs), "--device", "cpu"]) == 2
+    message = capsys.readouterr().err
+    assert f"different {next(iter(other))}" in message and next(iter(other.values())) in message
+    assert "`vje compare`" in message
+    assert not any((run / "ood.json").exists() for run in runs)
+
+
+def test_other_settings_are_said_and_a_folder_counts_once(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [make_run(tmp_path / "a", data_dir, 0), make_run(tmp_path / "b", data_dir, 1, batch=64)]
+    out = tmp_path / "both.json"
+    words = ["--no-detectors", "--device", "cpu", "--out", str(out)]
+    assert main(["ood", *map(str, [*runs, runs[0]]), *words]) == 0
+    assert f"Not only the seeds differ: {runs[1]} has batch 64" in capsys.readouterr().out
+    assert json.loads(out.read_text())["runs"] == [str(run) for run in runs]
 
 
 def test_images_of_ones_own(tmp_path: Path, data_dir: Path) -> None:

@@ -53,6 +53,19 @@ def test_a_run_with_labels(vje, mine, monkeypatch):
     assert data_of(mine / "report.html")["map"] == found["map"]
 
 
+def test_only_vjes_statistics_are_explained_as_vjes(vje, mine, trained, tmp_path, tiny):
+    assert "the prior's is 1" in vje("evaluate", mine, "--device", "cpu").out
+    other = tmp_path / "other"
+    train = vje("train", "folder", "--method", "vssl", "--data", trained[1], "--out", other, *tiny, "--hidden", 32)
+    assert train.status == 0, train.err
+    answer = vje("evaluate", other, "--device", "cpu")
+    assert answer.status == 0 and "variance" in answer.out and "the prior" not in answer.out
+    assert json.loads((other / "evaluation.json").read_text())["method"] == "vssl"
+    assert vje("report", other, "--points", 0).status == 0
+    text = (other / "report.html").read_text(encoding="utf-8")
+    assert "Mean variance" in text and "the prior" not in text.split("<script>")[0]
+
+
 def test_fewer_points_without_labels(vje, run):
     answer = vje("report", run, "--device", "cpu", "--points", 20, "--out", run.parent / "some" / "page.html")
     assert answer.status == 0, answer.err

@@ -51,6 +51,8 @@ def test_without_labels_or_training_features_the_rest_still_runs(
     model, bank, inside, _ = setting
     assert set(build_scorer(model, features(bank.z)).detectors) == {"knn", "mahalanobis", "feature_norm"}
     assert "nll" in build_scorer(model, None)(inside)
+    found = [build_scorer(model, x).classifier for x in (None, features(bank.z), bank)]
+    assert found == [None, None, "fitted"]
 
 
 def test_numbers_are_percent_and_the_summary_is_a_mean_of_means() -> None:
@@ -85,4 +87,4 @@ def test_a_trained_classifier_is_judged_by_its_own_logits():
     found = scorer(z)
     np.testing.assert_allclose(found["energy"], -logits.logsumexp(1).detach().numpy(), rtol=1e-5)
     np.testing.assert_allclose(found["msp"], 1 - logits.softmax(1).amax(1).detach().numpy(), rtol=1e-5)
-    assert "nll" not in found
+    assert "nll" not in found and scorer.classifier == "own"

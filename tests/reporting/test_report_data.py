@@ -175,6 +175,28 @@ def test_the_page_says_what_was_measured_and_what_makes_the_rest(reported, make_
     assert "There is no model yet." in bare and 'id="map-plot"' not in bare
 
 
+def test_numbers_that_are_none_are_dashes(tmp_path, reported):
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", reported.read("config"))
+    folder.write("evaluation", {"effective_rank": np.nan, "posterior": {"kl": np.inf, "nll": -2.0}})
+    folder.write("ood", {"summary": {"nll": {"avg": np.nan}}})
+    folder.write("geometry", {"margin": np.nan, "spearman": {"margin": {"anisotropy": np.nan, "nll": -0.5}}})
+    text = run_page(folder, None)
+    assert text.count("<td>\u2013</td>") == 5 and "\u20130" not in text
+    assert "<td>\u22122</td>" in text and "<td>\u22120.50</td>" in text
+
+
+def test_what_is_said_of_vjes_statistics_is_not_said_of_others(tmp_path, reported):
+    pages = {}
+    for method in ("vje", "vssl"):
+        folder = RunFolder.create(tmp_path / method)
+        folder.write("config", reported.read("config") | {"method": method})
+        folder.write("evaluation", {"effective_rank": 2.0, "posterior": {"variance": 3.0, "kl": 4.0}})
+        pages[method] = run_page(folder, None)
+        assert "<td>3</td>" in pages[method]
+    assert [("the prior" in page) for page in pages.values()] == [True, False]
+
+
 def test_results_of_other_weights_are_marked(tmp_path, reported):
     folder = RunFolder.create(tmp_path / "run")
     folder.write("config", reported.read("config"))

@@ -14,7 +14,8 @@ class Options:
     """Compare runs: k-NN, linear probe, out-of-distribution detection and speed, and k-NN over epochs.
 
     Runs that differ in their seeds alone are put together, as mean and standard deviation. What is shown was measured
-    before, by `vje train`, `vje evaluate`, `vje probe` and `vje ood`; what was not measured stays empty.
+    before, by `vje train`, `vje evaluate`, `vje probe` and `vje ood`; what was not measured, or of other weights than
+    the run's model, stays empty. Unfinished runs are marked.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -32,18 +33,20 @@ def run(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from vje.reporting.compare import group_runs, read_run, save_comparison
+    from vje.reporting.compare import cell, footnotes, group_runs, read_runs, save_comparison
 
-    groups = group_runs([read_run(RunFolder.open(path)) for path in options.runs])
+    groups = group_runs(read_runs(RunFolder.open(path) for path in options.runs))
     summaries = [group.summary() for group in groups]
     columns = list(dict.fromkeys(name for summary in summaries for name in summary))
     table = Table(box=box.SIMPLE, pad_edge=False)
     for title in ("run", "runs", "epochs", *columns):
         table.add_column(title, justify="left" if title == "run" else "right", no_wrap=title == "run")
     for group, summary in zip(groups, summaries, strict=True):
-        cells = [_cell(summary.get(name), name) for name in columns]
-        table.add_row(group.name, str(len(group.runs)), str(group.runs[0].config.optimizer.epochs), *cells)
+        cells = [cell(summary.get(name), name) for name in columns]
+        table.add_row(group.name, str(len(group.runs)), group.epochs(), *cells)
     Console(width=max(Console().width, 30 + 13 * (len(columns) + 2))).print(table)
+    for note in footnotes(groups):
+        print(note)
     picture, record = options.out.with_suffix(".png"), options.out.with_suffix(".json")
     save_comparison(picture, groups)
     entries = [
@@ -52,19 +55,13 @@ def run(arguments: list[str]) -> int:
             "method": group.runs[0].config.method,
             "epochs": group.runs[0].config.optimizer.epochs,
             "runs": [str(run.folder.path) for run in group.runs],
+            "epochs_done": [run.config.optimizer.epochs if run.done is None else run.done for run in group.runs],
             "seeds": [run.config.run.seed for run in group.runs],
             "values": summary,
+            "notes": [note for run in group.runs for note in run.notes],
         }
         for group, summary in zip(groups, summaries, strict=True)
     ]
     write_json(record, {"groups": entries})
     print(f"k-NN is of the last epoch, in percent; speeds are medians over epochs. Written to {picture} and {record}")
     return 0
-
-
-def _cell(value: dict[str, float] | None, column: str) -> str:
-    if value is None:
-        return ""
-    if column == "images/s":
-        return f"{value['mean']:,.0f}"
-    return f"{value['mean']:.2f} ± {value['std']:.2f}" if value["runs"] > 1 else f"{value['mean']:.2f}"

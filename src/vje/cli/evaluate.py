@@ -80,7 +80,7 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     result = evaluate(model, found.get("train"), found["test"], options.k)
     result["data"] = {"name": config.data.data, "test_images": len(splits.test), "seed": config.run.seed}
     result |= {"epochs": config.optimizer.epochs, "finished": folder.model_file.exists()}
-    result["weights"] = weights_fingerprint(model)[:16]
+    result |= {"method": model.name(), "weights": weights_fingerprint(model)[:16]}
     unreadable = sum(len(features.failures) for features in found.values())
     return result | ({"unreadable": unreadable} if unreadable else {})
 
@@ -91,6 +91,9 @@ def print_table(result: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from vje.reporting.run_page import shown
+
+    meaning = MEANING if result["method"] == "vje" else {}
     title = f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on"
     table = Table(title=Text(title, "table.title"))  # brackets in a name are no markup
     table.add_column("measure")
@@ -98,17 +101,17 @@ def print_table(result: dict[str, Any]) -> None:
     table.add_column("what it says", style="dim")
     for name, value in result.get("knn", {}).items():
         if name in KNN:
-            table.add_row(f"k-NN of {KNN[name]}", f"{value:.2f}%", f"k = {result['knn']['k']}, cosine")
+            table.add_row(f"k-NN of {KNN[name]}", shown(value, ".2f", "%"), f"k = {result['knn']['k']}, cosine")
     for name, value in result.get("posterior", {}).items():
-        table.add_row(name, f"{value:.4g}", MEANING.get(name, ""))
-    table.add_row("effective rank", f"{result['effective_rank']:.1f}", "dimensions of z in real use")
+        table.add_row(name, shown(value, ".4g"), meaning.get(name, ""))
+    table.add_row("effective rank", shown(result["effective_rank"], ".1f"), "dimensions of z in real use")
     Console().print(table)
     if "knn" not in result:
         print("k-NN accuracy needs labels, and this data has none.")
 
 
 KNN = {"z": "z", "mean": "posterior mean", "target": "EMA encoder's z"}
-MEANING = {
+MEANING = {  # of VJE's statistics; other methods' have the same names for other things
     "variance": "posterior variance, mean over features (the prior's is 1)",
     "kl": "nats of information over the prior",
     "nll": "negative log-likelihood of z at s = mean",

@@ -1,5 +1,6 @@
 """``vje geometry RUN``: how the posterior's statistics go with the place of an image among the classes."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,7 +60,9 @@ def run(arguments: list[str]) -> int:
     assert features.labels is not None
     means = in_chunks(model, model.spaces, features.z)["mean"]
     statistics = in_chunks(model, model.statistics, features.z)
-    result: dict[str, Any] = geometry(means, features.labels.to(device), statistics)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*array is constant")  # NaN says it: isotropic runs' anisotropy is
+        result: dict[str, Any] = geometry(means, features.labels.to(device), statistics)
     result |= {"data": config.data.data, "seed": config.run.seed, "epochs": config.optimizer.epochs}
     result |= {"finished": folder.model_file.exists(), "weights": weights_fingerprint(model)[:16]}
     folder.write("geometry", result | {"environment": environment(device)})
@@ -85,16 +88,17 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from vje.evaluation.geometry import STATISTICS
+    from vje.reporting.run_page import shown
 
-    formats = dict(zip(STATISTICS, ("{:.4f}", "{:.2f}", "{:.2f}", "{:.4f}"), strict=True))
+    forms = dict(zip(STATISTICS, (".4f", ".2f", ".2f", ".4f"), strict=True))
     table = Table(title=f"{result['data']}: {result['images']:,} images, {result['classes']} classes", box=box.SIMPLE)
     table.add_column("")
     for title in ("variance", "NLL", "KL", "anisotropy"):
         table.add_column(title, justify="right")
     for third, row in result["tertiles"].items():
-        cells = [" ± ".join(formats[name].format(row[name][key]) for key in ("mean", "std")) for name in STATISTICS]
+        cells = [" ± ".join(shown(row[name][key], forms[name]) for key in ("mean", "std")) for name in STATISTICS]
         table.add_row(f"{third} margin ({row['images']:,})", *cells)
     table.add_section()
     for place, row in result["spearman"].items():
-        table.add_row(f"Spearman with {place}", *(f"{row[name]:+.2f}" for name in STATISTICS))
+        table.add_row(f"Spearman with {place}", *(shown(row[name], "+.2f") for name in STATISTICS))
     Console().print(table)

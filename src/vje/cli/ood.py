@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from vje.cli.evaluate import run_config
+from vje.config import stored_config
 from vje.errors import UserError
-from vje.runs import RunFolder, write_json
+from vje.runs import RunFolder, distinct, write_json
 
 if TYPE_CHECKING:
     from vje.data.sources import ImageSource
+    from vje.methods.method import Method
     from vje.ood.benchmark import Member
 
 FIGURE_SCORES = (
@@ -36,11 +38,13 @@ TITLES = {
     "mahalanobis": "Mahalanobis",
     "mahalanobis_class": "Mahalanobis (classes)",
     "feature_norm": "-|z|",
-    "msp": "MSP (probe)",
-    "energy": "energy (probe)",
-    "react": "ReAct (probe)",
-    "vim": "ViM (probe)",
+    "msp": "MSP",
+    "energy": "energy",
+    "react": "ReAct",
+    "vim": "ViM",
 }
+CLASSIFIER_SCORES = ("msp", "energy", "react", "vim")
+CLASSIFIERS = {"own": "own classifier", "fitted": "probe"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Options:
     """Out-of-distribution detection: AUROC, AUPR and FPR@95 of every score on every set.
 
     A run trained on CIFAR-10 or CIFAR-100 is put through the OpenOOD v1.5 protocol with the sets found in --data-dir;
-    any run can be tried on images of your own with --id and --ood. Several runs give mean and standard deviation.
+    any run can be tried on images of your own with --id and --ood. Several runs give mean and standard deviation; they
+    must be of one method and on the same data.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -80,9 +85,12 @@ def run(arguments: list[str]) -> int:
         raise UserError("`vje ood` needs a run folder, such as runs/cifar10-ema.")
     if bool(options.id) != bool(options.ood):
         raise UserError("--id and --ood go together: what is in-distribution, and what is not.")
-    folders = [RunFolder.open(path) for path in options.runs]
+    folders = distinct(RunFolder.open(path) for path in options.runs)
+    differing = _check_alike(folders)
     results = [_evaluate(folder, options) for folder in folders]
     _print(results, folders)
+    for line in differing:
+        print(line)
     if len(results) > 1:
         from vje.ood.protocol import mean_and_std
 
@@ -91,6 +99,58 @@ def run(arguments: list[str]) -> int:
             write_json(options.out, merged | {"runs": [str(f.path) for f in folders], "counts": results[0]["counts"]})
             print(f"Mean and standard deviation written to {options.out}")
     return 0
+
+
+def _check_alike(folders: list[RunFolder]) -> list[str]:
+    """Refuse to average runs of several methods or data sets; returns lines on other settings that differ."""
+    from vje.reporting.compare import differences
+
+    configs = [stored_config(folder) for folder in folders]
+    lines = []
+    for folder, config in zip(folders[1:], configs[1:], strict=True):
+        for what, one, other in (
+            ("method", configs[0].method, config.method),
+            ("data", configs[0].data.data, config.data.data),
+        ):
+            if one != other and not (what == "data" and _same_images(folders[0], folder)):
+                raise UserError(
+                    f"{folders[0].path} and {folder.path} are of different {what} ({one} and {other}), and a mean over "
+                    "them would say nothing: run `vje ood` on each, and put them side by side with `vje compare`."
+                )
+        found = {name: value for name, value in differences(configs[0], config).items() if name != "data"}
+        if found:
+            words = ", ".join(f"{name} {value}" for name, value in found.items())
+            lines.append(f"Not only the seeds differ: {folder.path} has {words}, unlike {folders[0].path}")
+    return lines
+
+
+def _same_images(one: RunFolder, other: RunFolder) -> bool:
+    """Whether two runs trained on the same images, which may have been in two places."""
+    prints = [folder.read("data").get("fingerprint") for folder in (one, other)]
+    return bool(prints[0]) and prints[0] == prints[1]
+
+
+def _check_scores(model: "Method", folder: RunFolder, options: Options) -> None:
+    """Refuse a run that nothing could score, before its images are embedded."""
+    import torch
+
+    from vje.ood.scores import model_scores
+
+    if not options.detectors and not model_scores(model, torch.zeros(1, model.encoder.dim), options.samples):
+        raise UserError(
+            f"{folder.path} was trained with {model.name()}, which has no scores of its own: leave --no-detectors out, "
+            "so that detectors are fitted on its features."
+        )
+
+
+def title(score: str, classifier: str | None = None) -> str:
+    """A score's name for people; of those on a linear classifier, with whose it was.
+
+    >>> title("msp", "own"), title("msp", "fitted"), title("nll", "own")
+    ('MSP (own classifier)', 'MSP (probe)', 'NLL')
+    """
+    name = TITLES.get(score, score)
+    return f"{name} ({CLASSIFIERS[classifier]})" if classifier and score in CLASSIFIER_SCORES else name
 
 
 def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
@@ -106,6 +166,7 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
     config = run_config(folder, None, options.data_dir)
     set_determinism(deterministic=False)
     model = load(folder.path, str(resolve_device(options.device)))
+    _check_scores(model, folder, options)
     console = Console(stderr=True)
 
     def features(what: str, source: "ImageSource") -> Features:
@@ -133,8 +194,10 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
         "weights": weights_fingerprint(model)[:16],
         "environment": environment(next(model.parameters()).device),
     }
+    if scorer.classifier is not None:
+        result["classifier"] = scorer.classifier
     folder.write("ood", result)
-    _draw(folder, id_scores, ood_scores)
+    _draw(folder, id_scores, ood_scores, scorer.classifier)
     return result
 
 
@@ -168,16 +231,16 @@ def _sets(
     return inside, members, None if tuning is None else (validation, tuning)
 
 
-def _draw(folder: RunFolder, inside: Any, outside: Any) -> None:
+def _draw(folder: RunFolder, inside: Any, outside: Any, classifier: str | None) -> None:
     from vje.reporting.ood import ood_curves, save_densities, save_roc
 
     shown = [name for name in FIGURE_SCORES if name in inside]
     save_roc(folder.path / "ood-roc.png", {name: inside[name] for name in shown}, outside)
     main = next(name for name in ("nll", "ps_nll", *inside) if name in inside)
     densities = {data: scores[main] for data, scores in outside.items()}
-    save_densities(folder.path / f"ood-{main.replace('_', '-')}.png", inside[main], densities, TITLES.get(main, main))
+    save_densities(folder.path / f"ood-{main.replace('_', '-')}.png", inside[main], densities, title(main, classifier))
     curves = ood_curves(inside, outside, [name for name in CURVE_SCORES if name in inside] or [main], main)
-    folder.write("ood-curves", curves | {"titles": {name: TITLES.get(name, name) for name in inside}})
+    folder.write("ood-curves", curves | {"titles": {name: title(name, classifier) for name in inside}})
 
 
 def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
@@ -197,8 +260,8 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
 
     sets = [name for name in first["counts"] if name != "id"]
     groups = [name for name in ("near", "far", "avg") if name in next(iter(first["summary"].values()))]
-    title = f"AUROC (%), in-distribution {first['data']} ({first['counts']['id']:,} images)"
-    table = Table(title=f"{title}, {len(results)} runs" if several else title, box=box.SIMPLE, pad_edge=False)
+    above = f"AUROC (%), in-distribution {first['data']} ({first['counts']['id']:,} images)"
+    table = Table(title=f"{above}, {len(results)} runs" if several else above, box=box.SIMPLE, pad_edge=False)
     table.add_column("score", no_wrap=True)
     for name in sets:
         mark = "*" if name in first["partial"] else ""
@@ -207,7 +270,7 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
         table.add_column(name, justify="right", style="bold")
     for score, values in merged["scores"].items():
         cells = [cell(values[name]["auroc"]) for name in sets] + [cell(merged["summary"][score][g]) for g in groups]
-        table.add_row(TITLES.get(score, score), *cells)
+        table.add_row(title(score, first.get("classifier")), *cells)
     needed = 150 if several else 110
     Console(width=max(needed, Console().width)).print(
         table

@@ -6,7 +6,7 @@ list), which are in no test set.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,12 +36,15 @@ class Scorer:
         detectors: on features, fitted, by name.
         chosen: hyper-parameters that were tuned on validation images, by detector.
         samples: Monte-Carlo samples of the sampled NLL; 0 leaves it out.
+        classifier: whether the detectors that need one had the model's "own", trained with the encoder, or one
+            "fitted" to the training features; None if there is none.
     """
 
     model: Method
     detectors: Mapping[str, Detector]
     chosen: Mapping[str, float]
     samples: int = 0
+    classifier: Literal["own", "fitted"] | None = None
 
     def __call__(self, z: Tensor) -> Scores:
         """Each score of embeddings ``[N, D]``; larger means more out-of-distribution."""
@@ -84,9 +87,9 @@ def build_scorer(
         "mahalanobis": tuned("mahalanobis", UNIT_CHOICES, 1, lambda u: Mahalanobis(unit=bool(u)).fit(features)),
         "feature_norm": FeatureNorm().fit(features),
     }
+    own = model.linear_classifier()
     if bank.labels is not None:
         labels = bank.labels.to(device)
-        own = model.linear_classifier()
         classifier = fit_linear(features, labels) if own is None else LinearClassifier(own.weight, own.bias)
         detectors |= {
             "mahalanobis_class": tuned(
@@ -105,7 +108,8 @@ def build_scorer(
             ),
             "vim": ViM(classifier=classifier).fit(features, labels),
         }
-    return Scorer(model, detectors, chosen, samples)
+    origin: Literal["own", "fitted"] | None = None if bank.labels is None else "fitted" if own is None else "own"
+    return Scorer(model, detectors, chosen, samples, origin)
 
 
 def compare(inside: Scores, outside: Mapping[str, Scores], near: Mapping[str, bool | None]) -> dict[str, Any]:

@@ -1,16 +1,22 @@
 """Runs side by side: what each reached, mean and standard deviation over seeds, and k-NN over epochs."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vje.config import Config, changed_fields, stored_config
-from vje.runs import RunFolder
+from vje.runs import RunFolder, distinct
 
 OWN_SCORES = ("nll", "ps_nll")
 """The likelihood scores that stand for a method in the OOD columns; others are judged by k-NN distance alone."""
+
+USUAL_K = 20
+"""Neighbours of the k-NN in training, and of `vje evaluate` unless told otherwise."""
+
+MARK = "*"
+UNFINISHED = f"{MARK} unfinished: epochs done of all, and values that are not final"
 
 
 @dataclass(frozen=True)
@@ -22,12 +28,23 @@ class Run:
         config: its settings.
         values: what was measured, by column.
         curve: (epoch, k-NN of z) wherever it was evaluated during training.
+        done: epochs it has trained; None for all.
+        unfinished: columns whose values are not those of the trained model.
+        notes: results that were left out, and why.
     """
 
     folder: RunFolder
     config: Config
     values: dict[str, float]
     curve: list[tuple[int, float]]
+    done: int | None = None
+    unfinished: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def epochs(self) -> str:
+        """The epochs; of a run that is not finished, those done of all, with a mark."""
+        total = self.config.optimizer.epochs
+        return str(total) if self.done is None else f"{self.done}/{total}{MARK}"
 
 
 @dataclass(frozen=True)
@@ -42,8 +59,16 @@ class Group:
     name: str
     runs: Sequence[Run]
 
+    def epochs(self) -> str:
+        """The epochs of the runs, such as ``200``, or ``200, 130/200*`` if one is not finished."""
+        return ", ".join(dict.fromkeys(run.epochs() for run in self.runs))
+
+    def unfinished(self) -> bool:
+        """Whether any value, or any run, is not final."""
+        return any(run.done is not None or run.unfinished for run in self.runs)
+
     def summary(self) -> dict[str, dict[str, float]]:
-        """Mean, sample standard deviation and count of each column, over the runs that have it."""
+        """Mean, sample standard deviation, count and count of the unfinished of each column, over runs that have it."""
         columns = {name: None for run in self.runs for name in run.values}
         found = {name: [run.values[name] for run in self.runs if name in run.values] for name in columns}
         return {
@@ -51,6 +76,7 @@ class Group:
                 "mean": statistics.mean(values),
                 "std": statistics.stdev(values) if len(values) > 1 else 0.0,
                 "runs": len(values),
+                "unfinished": sum(name in run.unfinished for run in self.runs),
             }
             for name, values in found.items()
         }
@@ -63,16 +89,31 @@ class Group:
         return [(e, statistics.mean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for e, v in points]
 
 
+def read_runs(folders: Iterable[RunFolder]) -> list[Run]:
+    """Collect what run folders have; one that is given twice counts once."""
+    return [read_run(folder) for folder in distinct(folders)]
+
+
 def read_run(folder: RunFolder) -> Run:
-    """Collect what a run folder has: of evaluations that were not made, nothing."""
-    records = folder.metrics()
-    values = dict(_measured(folder))
+    """Collect what a run folder has: of evaluations that were not made, or made of another model, nothing."""
+    config, records = stored_config(folder), folder.metrics()
+    done = records[-1]["epoch"] if records else 0
+    whole = done >= config.optimizer.epochs or (not records and folder.model_file.exists())
+    results, notes = _results(folder)
+    values: dict[str, float] = {}
+    unfinished: set[str] = set()
+    for name, found in results.items():
+        columns = dict(_COLUMNS[name](found))
+        values |= columns
+        unfinished |= set() if whole and found.get("finished", True) else columns.keys()
     knn = [r for r in records if "z" in r.get("knn", {})]
     if knn and "k-NN z" not in values:
         values["k-NN z"] = knn[-1]["knn"]["z"]
+        unfinished |= set() if whole else {"k-NN z"}
     if records:
         values["images/s"] = statistics.median(r["images_per_second"] for r in records)
-    return Run(folder, stored_config(folder), values, [(r["epoch"], r["knn"]["z"]) for r in knn])
+    curve = [(r["epoch"], r["knn"]["z"]) for r in knn]
+    return Run(folder, config, values, curve, None if whole else done, frozenset(unfinished), tuple(notes))
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -80,7 +121,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     groups: list[list[Run]] = []
     for run in runs:
         for group in groups:
-            if not _differences(group[0].config, run.config):
+            if not differences(group[0].config, run.config):
                 group.append(run)
                 break
         else:
@@ -98,7 +139,7 @@ def save_comparison(file: Path, groups: Sequence[Group]) -> None:
         curve = group.curve()
         if curve:
             epochs, mean, std = (list(x) for x in zip(*curve, strict=True))
-            label = f"{group.name} ({mean[-1]:.1f})"
+            label = f"{group.name} ({mean[-1]:.1f}{', unfinished' if group.unfinished() else ''})"
             (line,) = axis.plot(epochs, mean, label=label, marker="." if len(curve) < 30 else "")
             low, high = ([m + s * d for m, d in zip(mean, std, strict=True)] for s in (-1, 1))
             axis.fill_between(epochs, low, high, alpha=0.2, color=line.get_color())
@@ -110,13 +151,55 @@ def save_comparison(file: Path, groups: Sequence[Group]) -> None:
     figure.savefig(file, dpi=120)
 
 
-def _measured(folder: RunFolder) -> Iterator[tuple[str, float]]:
-    for name, value in _read(folder, "evaluation").get("knn", {}).items():
-        if name in ("z", "mean", "target"):
-            yield f"k-NN {name}", value
-    for space, result in _read(folder, "probe").get("spaces", {}).items():
+def cell(value: Mapping[str, float] | None, column: str) -> str:
+    """A column of a :meth:`Group.summary` for the table; marked if it is not final.
+
+    >>> cell({"mean": 81.5, "std": 0.25, "runs": 3, "unfinished": 1}, "k-NN z")
+    '81.50 ± 0.25*'
+    """
+    if value is None:
+        return ""
+    if column == "images/s":
+        return f"{value['mean']:,.0f}"
+    text = f"{value['mean']:.2f} ± {value['std']:.2f}" if value["runs"] > 1 else f"{value['mean']:.2f}"
+    return text + (MARK if value["unfinished"] else "")
+
+
+def footnotes(groups: Sequence[Group]) -> list[str]:
+    """What has to be said below the table: what is not final, and what was left out."""
+    marks = [UNFINISHED] if any(group.unfinished() for group in groups) else []
+    return [*marks, *(note for group in groups for run in group.runs for note in run.notes)]
+
+
+def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Results that are of the present model, by name, and lines on those that are not."""
+    found, notes = {}, []
+    for name in _COLUMNS:
+        file = folder.path / f"{name}.json"
+        if file.exists():
+            reason = folder.out_of_date(name)
+            if reason:
+                notes.append(f"left out: {file}, {reason}; `vje {name} {folder.path}` makes it anew")
+            else:
+                found[name] = folder.read(name)
+    return found, notes
+
+
+def _evaluation(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    knn = found.get("knn", {})
+    k = knn.get("k", USUAL_K)
+    for name in ("z", "mean", "target"):
+        if name in knn:
+            yield f"k-NN {name}" if k == USUAL_K else f"k-NN {name} (k={k})", knn[name]
+
+
+def _probe(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for space, result in found.get("spaces", {}).items():
         yield f"probe {space}", result["top1"]
-    summary = _read(folder, "ood").get("summary", {})
+
+
+def _ood(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    summary = found.get("summary", {})
     own = next((name for name in OWN_SCORES if name in summary), None)
     for title, score in (("NLL", own), ("k-NN", "knn")):
         for part in ("near", "far"):
@@ -124,11 +207,10 @@ def _measured(folder: RunFolder) -> Iterator[tuple[str, float]]:
                 yield f"{part} OOD {title}", summary[score][part]
 
 
-def _read(folder: RunFolder, name: str) -> dict[str, Any]:
-    return folder.read(name) if (folder.path / f"{name}.json").exists() else {}
+_COLUMNS = {"evaluation": _evaluation, "probe": _probe, "ood": _ood}
 
 
-def _differences(one: Config, other: Config) -> dict[str, Any]:
+def differences(one: Config, other: Config) -> dict[str, Any]:
     """Settings that tell two runs apart, other than the seed and what cannot change a result."""
     if one.method != other.method:
         return {"method": other.method}
@@ -139,5 +221,5 @@ def _differences(one: Config, other: Config) -> dict[str, Any]:
 def _name(config: Config, all_configs: Sequence[Config]) -> str:
     """The recipe; with other groups of the same one, also what differs from the first of them."""
     same = [other for other in all_configs if other.recipe == config.recipe]
-    marks = _differences(same[0], config) if len(same) > 1 else {}
+    marks = differences(same[0], config) if len(same) > 1 else {}
     return config.recipe + (f" ({', '.join(f'{k} {v}' for k, v in marks.items())})" if marks else "")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vje.reporting.compare import Group, group_runs, read_run
+from vje.reporting.compare import Group, cell, footnotes, group_runs, read_runs
 from vje.reporting.html import Html, fill, page, table, tag
 from vje.reporting.run_page import summary
-from vje.runs import RunFolder
+from vje.runs import RunFolder, distinct
 
 SCRIPTS = ("common.js", "charts.js", "comparison.js")
 
@@ -18,13 +18,14 @@ def compare_page(folders: Sequence[RunFolder], out: Path) -> str:
     """The whole page.
 
     Args:
-        folders: of the runs.
+        folders: of the runs; one that is given twice counts once.
         out: file that it will be in; links to the runs' reports start from there.
     """
-    groups = group_runs([read_run(folder) for folder in folders])
+    folders = distinct(folders)
+    groups = group_runs(read_runs(folders))
     panels = _panels(groups)
     curves = Html('<div id="curves" class="wide"></div>') if panels else tag("p", "None was recorded.", class_="note")
-    title = f"{len(folders)} runs compared"
+    title = f"{len(folders)} run{'s' * (len(folders) != 1)} compared"
     body = fill("comparison.html", title=title, table=_table(groups), curves=curves, runs=_runs(folders, out))
     return page(title, body, {"panels": panels}, SCRIPTS)
 
@@ -34,17 +35,10 @@ def _table(groups: Sequence[Group]) -> Html:
     columns = list(dict.fromkeys(name for found in summaries for name in found))
     rows = []
     for group, found in zip(groups, summaries, strict=True):
-        plain = [group.name, len(group.runs), group.runs[0].config.optimizer.epochs]
-        rows.append([*plain, *(_cell(found.get(name), name) for name in columns)])
-    return table(("run", "runs", "epochs", *columns), rows, "What the runs reached")
-
-
-def _cell(value: dict[str, float] | None, column: str) -> str:
-    if value is None:
-        return ""
-    if column == "images/s":
-        return f"{value['mean']:,.0f}"
-    return f"{value['mean']:.2f} ± {value['std']:.2f}" if value["runs"] > 1 else f"{value['mean']:.2f}"
+        plain = [group.name, len(group.runs), group.epochs()]
+        rows.append([*plain, *(cell(found.get(name), name) for name in columns)])
+    below = (tag("p", note, class_="note") for note in footnotes(groups))
+    return Html("".join([table(("run", "runs", "epochs", *columns), rows, "What the runs reached"), *below]))
 
 
 def _panels(groups: Sequence[Group]) -> list[dict[str, Any]]:

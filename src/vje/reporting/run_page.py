@@ -1,5 +1,6 @@
 """The report of one run: what it is, how it trained, what it reached, and the map of what it was not trained on."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ from vje.runs import RunFolder
 
 SCRIPTS = ("common.js", "charts.js", "pictures.js", "map.js", "galleries.js", "report.js")
 MINUS = "\u2212"
+NOTHING = "\u2013"
+"""Stands for a number that is none: an en dash."""
 SPACES = {"z": "z", "mean": "the mean", "target": "the EMA encoder's z"}
-MEANING = {
+MEANING = {  # of VJE's statistics; other methods' have the same names for other things
     "variance": "of the posterior; the prior's is 1",
     "kl": "what the posterior holds over the prior",
     "nll": "of z at s = mean; larger is less typical",
@@ -63,6 +66,21 @@ def summary(config: dict[str, Any], progress: str) -> str:
     return f"{name}, {encoder.get('encoder')} on {data.get('data')}; {epochs} epochs, seed {seed}; {progress}"
 
 
+def shown(value: float | str, form: str, unit: str = "") -> str:
+    """A number as text, or an en dash for one that is not finite.
+
+    Args:
+        value: the number; run folders have infinities and NaN as the strings that :func:`vje.runs.finite` makes.
+        form: of a finite one, as in a format string.
+        unit: to follow a finite one.
+
+    >>> shown(71.5, ".2f", "%"), shown("nan", "+.2f"), shown(math.inf, ".1f", "%")
+    ('71.50%', '–', '–')
+    """
+    number = float(value)
+    return f"{number:{form}}{unit}" if math.isfinite(number) else NOTHING
+
+
 def warnings_list(texts: list[str]) -> Html:
     """What the alarms said."""
     if not texts:
@@ -88,14 +106,14 @@ def _numbers(folder: RunFolder, weights: str | None) -> tuple[list[tuple[str, st
     """Rows (measure, value, what it says), and lines on what is missing or out of date."""
     rows: list[tuple[str, str, str]] = []
     notes = []
-    labelled, likelihood = _read(folder, "data").get("labels", True), folder.read("config").get("method") == "vje"
+    labelled, method = _read(folder, "data").get("labels", True), folder.read("config").get("method", "vje")
     for name, what in RESULTS.items():
         found = _read(folder, name)
         if found:
-            rows += _ROWS[name](found)
+            rows += _ROWS[name]({"method": method, **found})
             if weights is not None and found.get("weights", weights) != weights:
                 notes.append(tag("span", f"{name}.json is of other weights than the model that is here now."))
-        elif name == "evaluation" or (labelled and (name == "probe" or (name == "geometry" and likelihood))):
+        elif name == "evaluation" or (labelled and (name == "probe" or (name == "geometry" and method == "vje"))):
             notes.append(_absent(what, f"vje {name} {folder.path}"))
     return rows, notes
 
@@ -108,19 +126,19 @@ def _numbers_table(rows: list[tuple[str, str, str]]) -> Html:
 
 
 def _evaluation(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    knn = found.get("knn", {})
+    knn, meaning = found.get("knn", {}), MEANING if found["method"] == "vje" else {}
     for space, words in SPACES.items():
         if space in knn:
-            yield f"k-NN accuracy of {words}", f"{knn[space]:.2f}%", f"k = {knn['k']}, cosine"
-    yield "Effective rank of z", f"{found['effective_rank']:.1f}", "dimensions in real use"
+            yield f"k-NN accuracy of {words}", shown(knn[space], ".2f", "%"), f"k = {knn['k']}, cosine"
+    yield "Effective rank of z", shown(found["effective_rank"], ".1f"), "dimensions in real use"
     for name, value in found.get("posterior", {}).items():
         title = TITLES.get(name, name.replace("_", " "))
-        yield title[0].upper() + title[1:], f"{value:.4g}", MEANING.get(name, "")
+        yield title[0].upper() + title[1:], shown(value, ".4g"), meaning.get(name, "")
 
 
 def _probe(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for space, result in found.get("spaces", {}).items():
-        yield f"Linear probe of {SPACES.get(space, space)}", f"{result['top1']:.2f}%", "top-1 accuracy"
+        yield f"Linear probe of {SPACES.get(space, space)}", shown(result["top1"], ".2f", "%"), "top-1 accuracy"
 
 
 def _ood_numbers(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -129,13 +147,13 @@ def _ood_numbers(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for score, title in ((own, "likelihood alone, nothing fitted"), ("knn", "k-NN distance to training features")):
         for part, words in (("near", "near sets"), ("far", "far sets"), ("avg", "average")):
             if score in scores and part in scores[score]:
-                yield f"OOD detection, {words}", f"{scores[score][part]:.1f}%", f"AUROC of the {title}"
+                yield f"OOD detection, {words}", shown(scores[score][part], ".1f", "%"), f"AUROC of the {title}"
 
 
 def _geometry(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield "Class margin", f"{found['margin']:.3f}", "cosine to the own class's centre, less the next nearest"
+    yield "Class margin", shown(found["margin"], ".3f"), "cosine to the own class's centre, less the next nearest"
     for name, value in found.get("spearman", {}).get("margin", {}).items():
-        yield f"Margin against {TITLES.get(name, name)}", f"{value:+.2f}", "Spearman's rank correlation"
+        yield f"Margin against {TITLES.get(name, name)}", shown(value, "+.2f"), "Spearman's rank correlation"
 
 
 _ROWS = {"evaluation": _evaluation, "probe": _probe, "ood": _ood_numbers, "geometry": _geometry}
