@@ -85,9 +85,9 @@ def measure(case: Case, device: torch.device, workers: int, batch: int, repeats:
         few = source.subset(np.arange(max(1, len(source) // 4)))
         exhaust(detector.stream(few, batch_size=batch, workers=workers))
         early = peak_memory()
-        decode = rate(lambda: exhaust(evaluation_batches(source, prepare, batch, workers)), case.files, repeats)
         stream = rate(lambda: exhaust(detector.stream(source, batch_size=batch, workers=workers)), case.files, repeats)
         late = peak_memory()
+        decode = rate(lambda: exhaust(evaluation_batches(source, prepare, batch, workers)), case.files, repeats)
         model = model_rate(detector, source, prepare, min(batch, case.files), repeats)
     return Result(case.name, case.files, workers, batch, decode, model, stream, early, late)
 
