@@ -363,9 +363,7 @@ def _resident_labels(data: Data) -> Tensor | None:
     labels = data.splits.train.labels
     if labels is None:
         return None
-    skipped = {name for name, _ in data.resident.skipped}
-    kept = [i for i, name in enumerate(data.splits.train.names) if name not in skipped] if skipped else slice(None)
-    return torch.as_tensor(labels[kept], dtype=torch.int64)
+    return torch.as_tensor(labels[data.resident.kept], dtype=torch.int64)
 
 
 def _patience(config: Config) -> int:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from vje.cli.probe_images import EncodedBatches
 from vje.data.augment import Augmentation
 from vje.data.resident import load_resident
 from vje.evaluation.features import compute_features
-from vje.evaluation.spaces import EncodedBatches, encoded_spaces, space_names, stored_spaces
+from vje.evaluation.spaces import encoded_spaces, space_names, stored_spaces
 from vje.training.batches import ResidentBatches, StreamBatches
 
 ALL = ["z", "mean", "target"]
