@@ -28,6 +28,54 @@ REFERENCE = 20_000
 FeaturesOf = Callable[[str, ImageSource], Features]
 
 
+class EncodedBatches:
+    """Mini-batches of features of augmented images; the encoder, in evaluation mode, runs on each as it comes.
+
+    Args:
+        model: whose features they are, with its preprocessing.
+        images: batches of raw images, whose "labels" are the images' places in the training set.
+        augmentation: of the one view there is.
+        names: spaces.
+        batch: images a step.
+        seed: that ``images`` was made with, of the crops and flips.
+        autocast: run the encoder in bfloat16.
+    """
+
+    def __init__(
+        self,
+        model: Method,
+        images: ResidentBatches | StreamBatches,
+        augmentation: Augmentation,
+        names: Sequence[str],
+        batch: int,
+        seed: int,
+        autocast: bool = False,
+    ) -> None:
+        self.model, self.images, self.augmentation = model, images, augmentation
+        self.names, self.seed, self.autocast = list(names), seed, autocast
+        self.steps_per_epoch = images.steps_per_epoch
+        device = next(model.parameters()).device
+        self._step = torch.zeros((), dtype=torch.int64, device=device)  # counted there, so that nothing waits for it
+        self._positions = torch.arange(batch, device=device)
+
+    def epoch(self, number: int) -> Iterator[tuple[Mapping[str, Tensor], Tensor]]:
+        """The mini-batches of an epoch; epochs come in order."""
+        self.images.start_epoch(number, 0)
+        self._step.fill_(number * self.steps_per_epoch)
+        for _ in range(self.steps_per_epoch):
+            self.images.advance()
+            pixels, places = self.images.fetch(self._step)[0], self.images.labels(self._step)
+            assert places is not None
+            draws = Draws(self.seed, self._step, self._positions)
+            x = self.augmentation(pixels, draws, Stream.VIEW_1, self.images.cropped)
+            yield encoded_spaces(self.model, x, self.names, self.autocast), places
+            self._step += 1
+
+    def close(self) -> None:
+        """End the processes that decode images."""
+        self.images.close()
+
+
 def stored(
     model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, _: Config, options: "Options"
 ) -> Training:
@@ -83,51 +131,3 @@ def _encoded(model: Method, bank: ImageSource, names: list[str], config: Config,
     augmentation = Augmentation(prepare.crop, area, ratio, settings.flip, jitter=0.0, grayscale=0.0)
     autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return EncodedBatches(model, images, augmentation, names, options.batch, options.seed, autocast)
-
-
-class EncodedBatches:
-    """Mini-batches of features of augmented images; the encoder, in evaluation mode, runs on each as it comes.
-
-    Args:
-        model: whose features they are, with its preprocessing.
-        images: batches of raw images, whose "labels" are the images' places in the training set.
-        augmentation: of the one view there is.
-        names: spaces.
-        batch: images a step.
-        seed: that ``images`` was made with, of the crops and flips.
-        autocast: run the encoder in bfloat16.
-    """
-
-    def __init__(
-        self,
-        model: Method,
-        images: ResidentBatches | StreamBatches,
-        augmentation: Augmentation,
-        names: Sequence[str],
-        batch: int,
-        seed: int,
-        autocast: bool = False,
-    ) -> None:
-        self.model, self.images, self.augmentation = model, images, augmentation
-        self.names, self.seed, self.autocast = list(names), seed, autocast
-        self.steps_per_epoch = images.steps_per_epoch
-        device = next(model.parameters()).device
-        self._step = torch.zeros((), dtype=torch.int64, device=device)  # counted there, so that nothing waits for it
-        self._positions = torch.arange(batch, device=device)
-
-    def epoch(self, number: int) -> Iterator[tuple[Mapping[str, Tensor], Tensor]]:
-        """The mini-batches of an epoch; epochs come in order."""
-        self.images.start_epoch(number, 0)
-        self._step.fill_(number * self.steps_per_epoch)
-        for _ in range(self.steps_per_epoch):
-            self.images.advance()
-            pixels, places = self.images.fetch(self._step)[0], self.images.labels(self._step)
-            assert places is not None
-            draws = Draws(self.seed, self._step, self._positions)
-            x = self.augmentation(pixels, draws, Stream.VIEW_1, self.images.cropped)
-            yield encoded_spaces(self.model, x, self.names, self.autocast), places
-            self._step += 1
-
-    def close(self) -> None:
-        """End the processes that decode images."""
-        self.images.close()
