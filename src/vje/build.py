@@ -259,6 +259,8 @@ def build_loop(
             settings.sgd_momentum,
             settings.weight_decay,
             method.constant_rate(),
+            settings.lars_trust,
+            settings.lars_limit,
         ),
         batches=batches,
         views=Views(build_augmentations(config.augment, config.data.size)[: method.views], data.preprocessing),

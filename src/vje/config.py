@@ -135,6 +135,10 @@ class OptimizerConfig:
     """Learning rate after warm-up; it falls to zero on a cosine."""
     optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
     """SGD with momentum, LARS (for batches of thousands) or AdamW."""
+    lars_trust: float = 1e-3
+    """LARS: a step as a share of the weight's norm, at a learning rate of 1."""
+    lars_limit: bool = False
+    """LARS: --lars-trust is the most a step may be at any learning rate; smaller ones are those of SGD."""
     sgd_momentum: float = 0.9
     """Momentum of SGD and LARS."""
     weight_decay: float = 5e-4
@@ -197,6 +201,7 @@ class Config:
         _require(self.optimizer.warmup_epochs >= 0, "--warmup-epochs", self.optimizer.warmup_epochs, "0 or more")
         _require(0 <= self.optimizer.sgd_momentum < 1, "--sgd-momentum", self.optimizer.sgd_momentum, "in [0, 1)")
         _require(self.optimizer.weight_decay >= 0, "--weight-decay", self.optimizer.weight_decay, "0 or more")
+        _require(self.optimizer.lars_trust > 0, "--lars-trust", self.optimizer.lars_trust, "positive")
         _require(self.optimizer.clip_norm >= 0, "--clip-norm", self.optimizer.clip_norm, "0 or more")
         a = self.augment
         chances = [a.flip, a.jitter, a.grayscale, *a.blur, *a.solarize]

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
+import vje
 from vje.cli.main import main
 from vje.config import to_dict
 from vje.methods import find_method
@@ -101,6 +103,34 @@ def test_several_runs_give_mean_and_deviation(
     printed = capsys.readouterr().out
     assert "±" in printed and "differ" not in printed
     assert "classifier" not in json.loads((runs[0] / "ood.json").read_text())
+
+
+def test_mirrored_scores_are_means_over_the_image_and_its_mirror_image(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same benchmark on images that were mirrored by hand gives the other half of each mean."""
+    run = make_run(tmp_path / "run", data_dir, 0)
+    found = vje.load(run)
+
+    def nll(images: np.ndarray) -> np.ndarray:
+        planes = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
+        return found.score(planes)["nll"].double().numpy()
+
+    def both(images: np.ndarray) -> np.ndarray:
+        return (nll(images) + nll(images[:, :, ::-1])) / 2
+
+    with np.load(data_dir / "cifar10.npz") as content:
+        inside = content["test_images"][1000:]  # the first 100 of each class are validation
+    with np.load(data_dir / "svhn.npz") as content:
+        outside = content["test_images"]
+    assert main(["ood", str(run), "--device", "cpu", "--mirror"]) == 0
+    result = json.loads((run / "ood.json").read_text())["scores"]
+    assert {f"{name}_mirror" for name in result if not name.endswith("_mirror")} <= result.keys()
+    labels = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
+    for name, score in (("nll", nll), ("nll_mirror", both)):
+        expected = roc_auc_score(labels, np.r_[score(inside), score(outside)])
+        assert result[name]["svhn"]["auroc"] == pytest.approx(100 * expected, abs=1e-9)
+    assert "NLL, mirrored too" in capsys.readouterr().out
 
 
 def test_a_supervised_run_has_a_classifier_of_its_own(

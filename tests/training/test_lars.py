@@ -10,12 +10,13 @@ from vje.training.lars import LARS
 RATES = [0.5, 1.0, 2.0, 1.5, 0.1]
 
 
-def reference(weights, gradients, rates, momentum, decay, trust=None):
+def reference(weights, gradients, rates, momentum, decay, trust=None, limit=False):
     """The path of one weight; ``trust=None`` is plain SGD."""
     w, v, path = weights.astype(np.float64), np.zeros(weights.shape), []
     for raw, rate in zip(gradients, rates, strict=True):
         g = raw + decay * w
-        v = momentum * v + (g if trust is None else trust * np.sqrt((w**2).sum() / (g**2).sum()) * g)
+        factor = 1.0 if trust is None else trust * np.sqrt((w**2).sum() / (g**2).sum())
+        v = momentum * v + (min(factor / rate, 1.0) if limit else factor) * g
         w = w - rate * v
         path.append(w)
     return path
@@ -46,17 +47,19 @@ def take_steps(optimizer, parameters, rates=RATES):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("trust", [1e-3, 0.02])
-def test_steps_are_the_reference_s(momentum, decay, trust):
+@pytest.mark.parametrize("trust", [1e-3, 0.02, 1.0])
+@pytest.mark.parametrize("limit", [False, True])
+def test_steps_are_the_reference_s(momentum, decay, trust, limit):
     matrix, kernel, bias = parameter((4, 3)), parameter((2, 3, 3, 3), seed=1), parameter((5,), seed=2)
     lr = torch.tensor(0.0, dtype=torch.float64)
     groups = [{"params": [matrix, kernel]}, {"params": [bias], "weight_decay": 0.0, "adapt": False}]
     start = [p.detach().numpy().copy() for p in (matrix, kernel, bias)]
-    path = take_steps(LARS(groups, lr, momentum, decay, trust), [matrix, kernel, bias])
+    path = take_steps(LARS(groups, lr, momentum, decay, trust, limit), [matrix, kernel, bias])
     for i, p in enumerate((matrix, kernel, bias)):
         gradients = [gradient(p, number).numpy() for number in range(len(RATES))]
         plain = p is bias
-        expected = reference(start[i], gradients, RATES, momentum, 0.0 if plain else decay, None if plain else trust)
+        chosen = (0.0, None, False) if plain else (decay, trust, limit)
+        expected = reference(start[i], gradients, RATES, momentum, *chosen)
         for ours, theirs in zip(path, expected, strict=True):
             np.testing.assert_allclose(ours[i].numpy(), theirs, rtol=1e-12, atol=1e-14)
 
@@ -69,6 +72,18 @@ def test_without_momentum_a_step_is_a_share_of_the_weight():
         p.grad = size * gradient(p, 0)
         LARS([p], torch.tensor(0.5, dtype=torch.float64), momentum=0.0, trust=0.01).step()
         assert (p - before).norm().item() == pytest.approx(0.5 * 0.01 * before.norm().item(), rel=1e-9)
+
+
+def test_a_limited_step_is_the_smaller_of_sgd_s_and_the_share():
+    """|change| = min(lr |g|, trust |w|), whatever the gradient's size and the rate."""
+    for size in (1e-20, 1e-3, 1.0, 1e20):
+        for rate in (0.0, 0.01, 2.0):
+            p = parameter((6, 6))
+            before = p.detach().clone()
+            p.grad = size * gradient(p, 0)
+            LARS([p], torch.tensor(rate, dtype=torch.float64), momentum=0.0, trust=0.01, limit=True).step()
+            expected = min(rate * p.grad.norm().item(), 0.01 * before.norm().item())
+            assert (p - before).norm().item() == pytest.approx(expected, rel=1e-9, abs=1e-14)
 
 
 def test_the_scale_of_the_loss_is_the_rate_of_what_is_not_adapted():

@@ -1,5 +1,6 @@
 """``vje ood RUN...``: the OpenOOD v1.5 benchmark, or sets of one's own, for every score."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from vje.data.sources import ImageSource
     from vje.methods.method import Method
     from vje.ood.benchmark import Member
+    from vje.ood.protocol import Scores
 
 FIGURE_SCORES = (
     *("nll", "nll_directional", "variance_trace", "neg_kl", "neg_anisotropy"),
@@ -43,6 +45,8 @@ TITLES = {
     "react": "ReAct",
     "vim": "ViM",
 }
+MIRROR = "_mirror"
+"""Ends the name of a score that is the mean over an image and its mirror image."""
 CLASSIFIER_SCORES = ("msp", "energy", "react", "vim")
 CLASSIFIERS = {"own": "own classifier", "fitted": "probe"}
 
@@ -66,6 +70,8 @@ class Options:
     """Other images, each as NAME=PATH."""
     samples: int = 0
     """Monte-Carlo samples of the sampled NLL; 0 leaves it out."""
+    mirror: bool = False
+    """Score each image's mirror image too, and add the mean of the two as NAME_mirror: twice the time."""
     detectors: bool = True
     """Fit the detectors on training features too."""
     out: Path | None = None
@@ -148,7 +154,11 @@ def title(score: str, classifier: str | None = None) -> str:
 
     >>> title("msp", "own"), title("msp", "fitted"), title("nll", "own")
     ('MSP (own classifier)', 'MSP (probe)', 'NLL')
+    >>> title("nll_mirror")
+    'NLL, mirrored too'
     """
+    if score.endswith(MIRROR):
+        return f"{title(score.removesuffix(MIRROR), classifier)}, mirrored too"
     name = TITLES.get(score, score)
     return f"{name} ({CLASSIFIERS[classifier]})" if classifier and score in CLASSIFIER_SCORES else name
 
@@ -158,6 +168,7 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
 
     from vje.build import open_splits, resolve_device, set_determinism
     from vje.cli.console import counting
+    from vje.data.sources import MirroredSource
     from vje.environment import environment
     from vje.evaluation.features import Features, cached_features, weights_fingerprint
     from vje.models import load
@@ -180,8 +191,16 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
     if validation is not None:
         tuning = features("validation images", validation[0]).z, features("OOD validation images", validation[1]).z
     scorer = build_scorer(model, bank, tuning, options.samples)
-    id_scores = scorer(features("in-distribution images", inside).z)
-    ood_scores = {m.name: scorer(embeddings([features(m.name, part) for part in m.sources])) for m in members}
+
+    def scores(what: str, sources: Sequence["ImageSource"]) -> "Scores":
+        found = scorer(embeddings([features(what, part) for part in sources]))
+        if not options.mirror:
+            return found
+        other = scorer(embeddings([features(f"{what}, mirrored", MirroredSource(part)) for part in sources]))
+        return found | {name + MIRROR: (found[name] + other[name]) / 2 for name in found}
+
+    id_scores = scores("in-distribution images", [inside])
+    ood_scores = {m.name: scores(m.name, m.sources) for m in members}
     result = compare(id_scores, ood_scores, {m.name: m.near for m in members})
     result |= {
         "counts": {"id": len(inside), **{m.name: len(m) for m in members}},

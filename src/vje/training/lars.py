@@ -15,6 +15,9 @@ class LARS(torch.optim.Optimizer):
 
     .. math:: g' = g + \lambda w, \quad v \leftarrow m v + \eta \frac{|w|}{|g'|} g', \quad w \leftarrow w - \gamma v
 
+    With ``limit`` that share is the most a step may be instead of what it is: the factor of :math:`g'` is
+    :math:`\min(1, \eta |w| / (\gamma |g'|))`, so small gradients take steps of plain SGD.
+
     Groups with ``adapt=False`` (normalisation layers and biases) are plain SGD with momentum. If the attribute
     ``found_inf`` is a tensor that is not zero, a step changes nothing, as with torch's own fused optimisers.
 
@@ -24,15 +27,22 @@ class LARS(torch.optim.Optimizer):
         momentum: m.
         weight_decay: lambda.
         trust: eta.
+        limit: only limit steps.
     """
 
     found_inf: Tensor | None = None
 
     def __init__(
-        self, params: Iterable[Any], lr: Tensor, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = 1e-3
+        self,
+        params: Iterable[Any],
+        lr: Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 1e-3,
+        limit: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": True}
-        super().__init__(params, defaults)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "adapt": True}
+        super().__init__(params, defaults | {"trust": trust, "limit": limit})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -48,6 +58,8 @@ class LARS(torch.optim.Optimizer):
         if group["adapt"]:
             weight_norm, norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(velocity)
             ratio = group["trust"] * weight_norm / norm
+            if group["limit"]:
+                ratio = (ratio / group["lr"]).clamp(max=1.0)  # a rate of zero gives infinity, and so 1
             velocity = velocity * torch.where((weight_norm > 0) & (norm > 0), ratio, 1.0)
         if group["momentum"]:  # without it there is nothing to remember, and nothing for a checkpoint to hold
             if "momentum_buffer" not in self.state[p]:

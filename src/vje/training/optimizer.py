@@ -19,6 +19,8 @@ def build_optimizer(
     momentum: float,
     weight_decay: float,
     constant: Iterable[nn.Parameter] = (),
+    trust: float = 1e-3,
+    limit: bool = False,
 ) -> torch.optim.Optimizer:
     """An optimiser with weight decay on matrices and convolutions only, not on normalisation layers and biases.
 
@@ -29,6 +31,8 @@ def build_optimizer(
         momentum: of SGD and LARS.
         weight_decay: L2 penalty (AdamW: decoupled).
         constant: parameters whose learning rate stays at what ``lr`` is now.
+        trust: of LARS, the share of a weight's norm.
+        limit: of LARS, whether that share only limits a step.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     fixed = {id(p) for p in constant}
@@ -41,7 +45,7 @@ def build_optimizer(
         groups.append({"params": [p for p in chosen if p.ndim <= 1], "lr": rate, "weight_decay": 0.0, "adapt": False})
     groups = [group for group in groups if group["params"]]
     if kind == "lars":
-        optimizer: torch.optim.Optimizer = LARS(groups, lr=lr, momentum=momentum)
+        optimizer: torch.optim.Optimizer = LARS(groups, lr=lr, momentum=momentum, trust=trust, limit=limit)
     elif kind == "adamw":
         warnings.filterwarnings("ignore", message=".*capturable=True.*")  # steps that warm up a graph are not captured
         optimizer = torch.optim.AdamW(groups, lr=lr, fused=True, capturable=lr.is_cuda)
