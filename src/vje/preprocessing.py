@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vje.resize import fit_batch
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -40,16 +42,11 @@ class Preprocessing:
 
     def fit(self, images: Tensor) -> Tensor:
         """Bring uint8 images ``[B, C, H, W]`` of one size to ``[B, channels, crop, crop]``, still uint8."""
-        from torchvision.transforms.v2 import functional as F
-
         if images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(f"images must be [B, C, H, W] with 1 or 3 channels, got {tuple(images.shape)}")
-        if images.shape[1] != self.channels:
-            images = luminance(images) if self.channels == 1 else images.expand(-1, 3, -1, -1)
-        if min(images.shape[-2:]) != self.size:
-            images = F.resize(images, [self.size], antialias=True)
-        cropped: Tensor = F.center_crop(images, [self.crop, self.crop])
-        return cropped
+        if images.shape[1] > self.channels:
+            images = luminance(images)
+        return fit_batch(images, self.size, self.crop).expand(-1, self.channels, -1, -1).contiguous()
 
     def normalize(self, images: Tensor) -> Tensor:
         """Uint8 images, or floats in [0, 1], to normalised float32."""

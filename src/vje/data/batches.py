@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vje.data.decode import UnreadableImage
-from vje.data.sources import ArraySource, ImageSource
+from vje.data.sources import ArraySource, ImageSource, MirroredSource
 from vje.preprocessing import Preprocessing
+from vje.resize import is_exact
 
 Item = NDArray[np.uint8] | UnreadableImage
 _BATCHES_AHEAD = 2
@@ -47,11 +48,13 @@ def evaluation_batches(
     if batch_size < 1:
         raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
     batches = (range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size))
-    # Arrays that need no resizing; where they do, Pillow's result is the reference.
-    if isinstance(source, ArraySource) and min(source.uniform_shape or (0,)) == preprocessing.size:
+    if isinstance(source, MirroredSource):
+        for batch in evaluation_batches(source.source, preprocessing, batch_size, workers):
+            yield batch._replace(images=batch.images.flip(-1))
+        return
+    if isinstance(source, ArraySource) and is_exact(*source.uniform_shape):
         for indices in batches:
-            images = preprocessing.fit(torch.from_numpy(source.planes(indices)))
-            yield EvalBatch(torch.tensor(indices), images.contiguous(), [])
+            yield EvalBatch(torch.tensor(indices), preprocessing.fit(torch.from_numpy(source.planes(indices))), [])
         return
     with ThreadPoolExecutor(workers) if workers > 0 else nullcontext() as pool:
         waiting: deque[tuple[range, list[Future[Item]]]] = deque()
