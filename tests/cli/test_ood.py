@@ -105,6 +105,32 @@ def test_several_runs_give_mean_and_deviation(
     assert "classifier" not in json.loads((runs[0] / "ood.json").read_text())
 
 
+def test_what_was_measured_is_not_measured_again(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vje.environment.commit", lambda: "0123abc")
+    run = make_run(tmp_path / "run", data_dir, 0)
+
+    def measure(*options: str) -> bool:
+        """Whether the stored result was used."""
+        assert main(["ood", str(run), "--no-detectors", "--device", "cpu", *options]) == 0
+        printed = capsys.readouterr().out
+        assert "NLL" in printed
+        return "was measured before" in printed
+
+    assert not measure()
+    first = (run / "ood.json").read_bytes()
+    assert measure() and (run / "ood.json").read_bytes() == first
+    assert not measure("--samples", "1")  # other options
+    np.savez(data_dir / "svhn.npz", test_images=pixels(7, 50))
+    assert not measure("--samples", "1")  # other images
+    torch.manual_seed(1)
+    find_method("vje")("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(run)
+    assert not measure("--samples", "1") and measure("--samples", "1")  # other weights
+    monkeypatch.setattr("vje.environment.commit", lambda: "4567def")
+    assert not measure("--samples", "1")  # other code
+
+
 def test_mirrored_scores_are_means_over_the_image_and_its_mirror_image(
     tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

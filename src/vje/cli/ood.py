@@ -1,7 +1,9 @@
 """``vje ood RUN...``: the OpenOOD v1.5 benchmark, or sets of one's own, for every score."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -186,6 +188,16 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
 
     splits = open_splits(config.data, config.run.seed, folder.read("data"))
     inside, members, validation = _sets(options, config.data.data, config.data.data_dir, splits.test)
+    everything: dict[str, Sequence[ImageSource]] = {"bank": [splits.bank], "id": [inside], "tuning": validation or ()}
+    used = {
+        "inputs": _inputs(options, everything | {m.name: m.sources for m in members}),
+        "weights": weights_fingerprint(model)[:16],
+        "environment": environment(next(model.parameters()).device),
+    }
+    known = _measured_already(folder, used)
+    if known is not None:
+        print(f"{folder.path} was measured before, with the same weights, images and options.")
+        return known
     bank = features("training images", splits.bank) if options.detectors else None
     tuning = None
     if validation is not None:
@@ -210,14 +222,31 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
         "seed": config.run.seed,
         "epochs": config.optimizer.epochs,
         "finished": folder.model_file.exists(),
-        "weights": weights_fingerprint(model)[:16],
-        "environment": environment(next(model.parameters()).device),
+        **used,
     }
     if scorer.classifier is not None:
         result["classifier"] = scorer.classifier
     folder.write("ood", result)
     _draw(folder, id_scores, ood_scores, scorer.classifier)
     return result
+
+
+def _inputs(options: Options, sets: "Mapping[str, Sequence[ImageSource]]") -> str:
+    """Identifies the images, and what was asked of them."""
+    prints = {name: [source.fingerprint() for source in sources] for name, sources in sets.items()}
+    asked = [options.samples, options.mirror, options.detectors, prints]
+    return blake2b(json.dumps(asked).encode(), digest_size=8).hexdigest()
+
+
+def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any] | None:
+    """The result in the run folder, if this very code made it of the same weights, images and options."""
+    if not (folder.path / "ood.json").exists():
+        return None
+    found = folder.read("ood")
+    if any(found.get(name) != used[name] for name in ("inputs", "weights")):
+        return None
+    then, now = ((x["environment"]["vje"], x["environment"]["commit"] or "") for x in (found, used))
+    return found if then == now and not now[1].endswith("-changed") else None
 
 
 def _sets(
