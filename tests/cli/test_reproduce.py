@@ -118,6 +118,14 @@ def test_runs_that_diverged_are_finished_work(tmp_path, declaration, vje):
     assert "vje train --resume RUN" in vje("reproduce", "--help").out
 
 
+def test_several_tables_in_one_call_are_planned_together(tmp_path, vje):
+    alone = vje("reproduce", "nu-sweep", "--dry-run", "--out", tmp_path, "--data-dir", tmp_path)
+    both = vje("reproduce", "nu-sweep", "ood-nu-sweep", "--dry-run", "--out", tmp_path, "--data-dir", tmp_path)
+    assert alone.status == both.status == 0
+    assert "nu-sweep:" in both.out and "ood-nu-sweep:" in both.out
+    assert both.out.count("one after another") == 1
+
+
 @pytest.mark.parametrize(
     ("row", "gpu", "again"), [(COUNTED, True, True), (COUNTED, False, False), (MEASURED, True, False)]
 )
@@ -152,6 +160,8 @@ def test_a_profile_that_cannot_be_made_again_keeps_its_counts(tmp_path, vje, mon
         ([], "needs to know what"),
         (["mine.toml"], "there is no file mine.toml"),
         (["nu-sweep", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["nu-sweep", "--minutes", "0"], "--minutes must be positive, got 0"),
+        (["nu-sweep", "isotropc"], "Did you mean isotropic?"),
     ],
 )
 def test_mistakes(vje, arguments, words):

@@ -32,9 +32,9 @@ def job(out, seed, *steps, **more):
 
 @pytest.fixture
 def work(tmp_path):
-    def run(*jobs, parallel=1):
+    def run(*jobs, parallel=1, minutes=None):
         console = Console(record=True, width=300)
-        runner = Runner(jobs, None, parallel, console)
+        runner = Runner(jobs, None, parallel, console, minutes)
         runner()
         return runner, console.export_text()
 
@@ -74,6 +74,15 @@ def test_runs_side_by_side_meet(tmp_path, work):
     wait = "(place / '{}').touch()\nwhile not (place / '{}').exists(): time.sleep(0.01)"
     runner, _ = work(job(tmp_path, 0, wait.format("a", "b")), job(tmp_path, 1, wait.format("b", "a")), parallel=2)
     assert runner.failures == {}
+
+
+def test_when_the_time_is_over_children_are_told_and_nothing_more_begins(tmp_path, work):
+    wait = "import signal; signal.signal(signal.SIGTERM, lambda *_: ((place / 'told').touch(), sys.exit(0))); "
+    long = job(tmp_path, 0, wait + "time.sleep(60)", "(place / 'never').touch()")
+    runner, said = work(long, job(tmp_path, 1, "(place / 'never').touch()"), minutes=0.02)
+    assert runner.stopped and not runner.failures
+    assert (tmp_path / "told").exists() and not (tmp_path / "never").exists()
+    assert "0.02 minutes are over" in said and "digits_e1_s0: stopped" in said
 
 
 def test_what_has_an_obstacle_or_nothing_to_do_is_passed_over(tmp_path, work):

@@ -11,7 +11,8 @@ from vje.config import to_dict
 from vje.errors import UserError
 from vje.experiments import load_experiment
 from vje.experiments.estimate import clock, estimate
-from vje.experiments.plan import Run, Scale, changed_options, divergence, plan
+from vje.experiments.plan import Run, Scale, changed_options, divergence, plan, plan_all
+from vje.experiments.table import Missing, Results
 from vje.runs import RunFolder
 
 DECLARATION = """
@@ -74,6 +75,37 @@ def test_missing_interrupted_and_finished_runs(tmp_path, experiment):
     assert (
         " ".join(started[5:]) == f"--epochs 3 --seed 1 --data-dir {tmp_path / 'data'} --nu 3.0 --terms directional kl"
     )
+
+
+def test_records_without_weights_are_finished_but_cannot_be_measured(tmp_path, experiment):
+    """As in a repository of results: the table is made from them, and what they lack is said."""
+    first, second, third, _ = (job.run for job in plan(experiment, Scale(), tmp_path, None))
+    for run, evaluated in ((first, True), (second, False)):
+        make_run(tmp_path, run, evaluated=evaluated).model_file.unlink()
+    make_run(tmp_path, third).model_file.unlink()
+    (tmp_path / third.name / "checkpoints" / "last").touch()  # stopped on its last steps, and can go on
+    jobs = plan(experiment, Scale(), tmp_path, None)
+    assert [(job.state, job.steps, bool(job.obstacle)) for job in jobs[:3]] == [
+        ("finished", (), False),
+        ("finished", ("evaluate",), True),
+        ("interrupted", ("train", "evaluate"), False),
+    ]
+    assert "needs their weights" in jobs[1].obstacle
+    found = Results(tmp_path, Scale(), {job.run.name: job for job in jobs}, {})
+    assert found.value(first, "evaluation:knn.z") == 90.0
+    with pytest.raises(Missing, match="needs their weights"):
+        found.value(second, "evaluation:knn.z")
+
+
+def test_several_tables_share_runs_and_add_up_what_is_left_to_do(tmp_path, experiment):
+    other = tmp_path / "other.toml"
+    other.write_text(DECLARATION.replace("evaluation:knn.z", "geometry:correlations.variance").replace("3.0", "7.0"))
+    both = [experiment, load_experiment(str(other))]
+    alone = [plan(one, Scale(seeds=1), tmp_path, None) for one in both]
+    jobs = plan_all(both, Scale(seeds=1), tmp_path, None)
+    assert [job.run for job in jobs] == [alone[0][0].run, alone[0][1].run, alone[1][1].run]
+    assert alone[0][0].run == alone[1][0].run
+    assert [job.steps[1:] for job in jobs] == [("evaluate", "geometry"), ("evaluate",), ("geometry",)]
 
 
 def test_a_run_that_diverged_is_not_trained_again_until_it_is_resumed(tmp_path, experiment):

@@ -9,23 +9,25 @@ import tyro
 from vje.errors import UserError
 from vje.experiments import Experiment, experiment_names, load_experiment
 from vje.experiments.estimate import clock, estimate
-from vje.experiments.plan import Job, Scale, divergence, plan, profile_state
+from vje.experiments.plan import Job, Scale, divergence, plan, plan_all, profile_state
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
 
 @dataclass(frozen=True)
 class Options:
-    """Make a table or figure of the paper: train what is missing, measure, and put ours beside the paper's.
+    """Make tables and figures of the paper: train what is missing, measure, and put ours beside the paper's.
 
     Runs that are finished are not made again, also if another table made them; interrupted ones go on. Ctrl-C stops
     after saving, and the same command goes on from there. A run that diverged is not trained again: the paper has such
     runs too. `vje train --resume RUN` tries it again.
     """
 
-    name: tyro.conf.Positional[Annotated[str | None, tyro.conf.arg(metavar="NAME")]] = None
-    """Table or figure (see --list), or a .toml file that declares one."""
+    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")]] = ()
+    """Tables and figures (see --list), or .toml files that declare one. They share runs."""
     epochs: int | None = None
     """Longest run; the default is the paper's. What is written says so if it is less."""
     seeds: int | None = None
@@ -36,6 +38,8 @@ class Options:
     """Folder for the runs, with a log beside each, and for the tables."""
     jobs: int = 1
     """Runs side by side on one device; 2 or 3 small ones share a GPU well."""
+    minutes: float | None = None
+    """Stop after this long, saving what is under way; the same command goes on from there."""
     dry_run: bool = False
     """Only say what would be done, and how long it may take."""
     list: bool = False
@@ -49,41 +53,48 @@ def run(arguments: list[str]) -> int:
     from rich.console import Console
 
     options = tyro.cli(Options, args=arguments, prog="vje reproduce")
-    for option, value in (("--epochs", options.epochs), ("--seeds", options.seeds), ("--jobs", options.jobs)):
+    limits = {"--epochs": options.epochs, "--seeds": options.seeds, "--jobs": options.jobs}
+    for option, value in limits.items():
         if value is not None and value < 1:
             raise UserError(f"{option} must be at least 1, got {value}.")
+    if options.minutes is not None and not options.minutes > 0:
+        raise UserError(f"--minutes must be positive, got {options.minutes:g}.")
     scale, console = Scale(options.epochs, options.seeds), Console()
     if options.list:
         return _list(options, scale, console)
-    if options.name is None:
+    if not options.names:
         raise UserError("`vje reproduce` needs to know what: a name such as nu-sweep. `vje reproduce --list` has them.")
-    experiment = load_experiment(options.name)
-    thorough = not options.dry_run
-    jobs = plan(experiment, scale, options.out, options.data_dir, thorough)
+    experiments = [load_experiment(name) for name in dict.fromkeys(options.names)]
     if options.dry_run:
-        _print_plan(experiment, jobs, options.out, scale, console)
+        for experiment in experiments:
+            jobs = plan(experiment, scale, options.out, options.data_dir)
+            _print_plan(experiment, jobs, options.out, scale, console)
+        jobs = plan_all(experiments, scale, options.out, options.data_dir)
+        _print_estimate(jobs, options.out, console)
         return 0
-    return _make(experiment, jobs, options, scale, console)
+    return _make(experiments, options, scale, console)
 
 
-def _make(experiment: Experiment, jobs: list[Job], options: Options, scale: Scale, console: "Console") -> int:
+def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, console: "Console") -> int:
     from vje.experiments.execute import Runner, can_profile, profile
     from vje.experiments.write import write
 
+    jobs = plan_all(experiments, scale, options.out, options.data_dir, thorough=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    runner = Runner(jobs, options.data_dir, options.jobs, console)
+    runner = Runner(jobs, options.data_dir, options.jobs, console, options.minutes)
     if not options.table_only:
         _print_obstacles(jobs, console)
         for job in jobs:
             if job.state == "diverged":
                 _say(console, _diverged(job), "yellow")
         runner()
-        if _profiles(experiment) and not runner.stopped and can_profile(options.out):
+        if any(map(_profiles, experiments)) and not runner.stopped and can_profile(options.out):
             trouble = profile(options.out, console)
             runner.failures |= {"profile": trouble} if trouble else {}
-    jobs = plan(experiment, scale, options.out, options.data_dir, thorough=True)
-    files = write(experiment, scale, jobs, runner.failures, options.out, console)
-    print(f"Written to {' and '.join(map(str, files))}")
+    for experiment in experiments:
+        jobs = plan(experiment, scale, options.out, options.data_dir, thorough=True)
+        files = write(experiment, scale, jobs, runner.failures, options.out, console)
+        print(f"Written to {' and '.join(map(str, files))}")
     if runner.stopped:
         print("Stopped; nothing finished is lost. The same command goes on from there.")
         return 130
@@ -95,7 +106,7 @@ def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale
     _say(console, f"{experiment.name}: {experiment.about}" + (f" [{scaled}]" if scaled else ""), "bold")
     for job in jobs:
         state = job.state if job.state != "interrupted" else f"interrupted ({job.folder.progress()})"
-        todo = f"no {job.run.data()} here" if job.obstacle else ", then ".join(job.steps) or "nothing to do"
+        todo = "left out" if job.obstacle else ", then ".join(job.steps) or "nothing to do"
         line = _diverged(job) if job.state == "diverged" else f"{job.run.name}: {state}; {todo}"
         _say(console, f"  {line}", "" if job.steps else "dim")
     if _profiles(experiment):
@@ -103,6 +114,9 @@ def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale
         todo = {"missing": "vje profile", "counted": counted, "measured": "there"}[profile_state(out)]
         _say(console, f"  profile: {todo}")
     _print_obstacles(jobs, console)
+
+
+def _print_estimate(jobs: list[Job], out: Path, console: "Console") -> None:
     seconds, assumed = estimate(jobs, out)
     left = sum("train" in job.steps and not job.obstacle for job in jobs)
     _say(

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -72,6 +73,7 @@ class Runner:
         data_dir: where data sets are.
         parallel: how many at a time.
         console: to say what happens.
+        minutes: after which to stop, as Ctrl-C would; None for no limit.
         failures: what went wrong, by the run's name.
         stopped: whether someone asked to stop.
     """
@@ -80,6 +82,7 @@ class Runner:
     data_dir: Path | None
     parallel: int
     console: Console
+    minutes: float | None = None
     failures: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
 
@@ -90,11 +93,15 @@ class Runner:
 
     def __call__(self) -> None:
         """Run everything, or as much as there is time for before a request to stop."""
+        until = math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
         with self._listening(), self._live() as live:
             while self._children or (self._waiting and not self.stopped):
                 while self._waiting and len(self._children) < self.parallel and not self.stopped:
                     self._begin(self._waiting.pop(0))
                 time.sleep(POLL)
+                if time.monotonic() >= until and not self.stopped:
+                    self._say(f"{self.minutes:g} minutes are over", "yellow")
+                    self._stop(signal.SIGTERM)
                 for child in list(self._children):
                     self._look(child)
                 if live is not None:
@@ -154,10 +161,7 @@ class Runner:
         """Pass Ctrl-C and SIGTERM to the children, which save themselves; a second Ctrl-C ends them at once."""
 
         def request(number: int, frame: FrameType | None) -> None:
-            again, self.stopped = self.stopped, True
-            for child in self._children:
-                if child.process is not None and child.process.poll() is None:
-                    child.process.send_signal(signal.SIGKILL if again and number == signal.SIGINT else signal.SIGTERM)
+            self._stop(signal.SIGKILL if self.stopped and number == signal.SIGINT else signal.SIGTERM)
 
         before: dict[int, Any] = {}
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -167,6 +171,13 @@ class Runner:
         finally:
             for known, handler in before.items():
                 signal.signal(known, handler)
+
+    def _stop(self, number: int) -> None:
+        """Begin nothing more, and tell the children."""
+        self.stopped = True
+        for child in self._children:
+            if child.process is not None and child.process.poll() is None:
+                child.process.send_signal(number)
 
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(Text(text, style), soft_wrap=True)

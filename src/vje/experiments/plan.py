@@ -7,6 +7,7 @@ something is run.
 import dataclasses
 import functools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,19 @@ def plan(experiment: Experiment, scale: Scale, out: Path, data_dir: Path | None,
     ]
 
 
+def plan_all(
+    experiments: Sequence[Experiment], scale: Scale, out: Path, data_dir: Path | None, thorough: bool = False
+) -> list[Job]:
+    """The runs that several tables need, each once, with everything that any of them has left to do on it."""
+    jobs: dict[str, Job] = {}
+    for job in (job for experiment in experiments for job in plan(experiment, scale, out, data_dir, thorough)):
+        known = jobs.get(job.run.name)
+        steps = job.steps if known is None else tuple(dict.fromkeys((*known.steps, *job.steps)))
+        obstacle = job.obstacle or ("" if known is None else known.obstacle)
+        jobs[job.run.name] = dataclasses.replace(job, steps=steps, obstacle=obstacle)
+    return list(jobs.values())
+
+
 def _job(
     run: Run, commands: tuple[str, ...], path: Path, data_dir: Path | None, thorough: bool, picture: str = ""
 ) -> Job:
@@ -179,7 +193,9 @@ def _job(
     left = tuple(c for c in commands if state != "finished" or not drawn or not is_fresh(folder, files[c]))
     steps = {"finished": left, "diverged": ()}.get(state, ("train", *left))
     obstacle = ""
-    if steps:
+    if steps and state == "finished" and is_record(folder):
+        obstacle = "only their records were kept, and measuring more needs their weights"
+    elif steps:
         try:
             check_data(run.data(), data_dir or _base_config(run.recipe).data.data_dir)
         except UserError as error:
@@ -191,9 +207,16 @@ def state_of(folder: RunFolder, epochs: int) -> str:
     """Whether a run is missing, interrupted, diverged or finished."""
     if not folder.config_file.exists():
         return "missing"
-    if folder.model_file.exists() and len(folder.metrics()) >= epochs:
+    failed, whole = (folder.path / "failed.json").exists(), len(folder.metrics()) >= epochs
+    if whole and (folder.model_file.exists() or (is_record(folder) and not failed)):
         return "finished"
-    return "diverged" if (folder.path / "failed.json").exists() else "interrupted"
+    return "diverged" if failed else "interrupted"
+
+
+def is_record(folder: RunFolder) -> bool:
+    """Whether only the records of a run were kept: neither its model nor anything to resume it from."""
+    kept = folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
+    return not folder.model_file.exists() and not kept
 
 
 def divergence(folder: RunFolder) -> str:
@@ -211,9 +234,9 @@ def profile_state(out: Path) -> str:
 
 
 def is_fresh(folder: RunFolder, file: str) -> bool:
-    """Whether a run's evaluation is there and not older than its model."""
+    """Whether a run's evaluation is there and not older than its model; of records, that they are there."""
     path = folder.path / f"{file}.json"
-    return path.exists() and path.stat().st_mtime >= folder.model_file.stat().st_mtime
+    return path.exists() and (is_record(folder) or path.stat().st_mtime >= folder.model_file.stat().st_mtime)
 
 
 def _check_same(run: Run, folder: RunFolder, thorough: bool) -> None:
