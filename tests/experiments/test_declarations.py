@@ -5,6 +5,8 @@ import pytest
 from vje.errors import UserError
 from vje.experiments import FILES, PICTURES, experiment_names, load_experiment
 from vje.experiments.plan import Scale
+from vje.methods import method_names
+from vje.recipes import load_recipe
 
 TABLES = [
     "imagenet-linear",
@@ -22,6 +24,8 @@ TABLES = [
     "isotropic",
     "compute",
 ]
+OWN = ["cifar10-methods"]
+"""Tables that are not the paper's."""
 FIGURES = [
     "scalar-t-vs-gauss",
     "knn-curves",
@@ -34,10 +38,17 @@ FIGURES = [
 
 
 def test_every_table_and_figure_is_declared():
-    assert sorted(experiment_names()) == sorted(TABLES + FIGURES)
+    assert sorted(experiment_names()) == sorted(TABLES + FIGURES + OWN)
     assert [n for n in experiment_names() if load_experiment(n).kind == "table"] == [
-        name for name in experiment_names() if name in TABLES
+        name for name in experiment_names() if name in TABLES + OWN
     ]
+
+
+def test_every_method_is_in_the_table_of_methods():
+    rows = load_experiment("cifar10-methods").rows
+    methods = {load_recipe(row.recipe).method for row in rows}
+    assert methods == set(method_names())
+    assert all(load_recipe(row.recipe).optimizer.epochs == 200 or row.epochs == 100 for row in rows)
 
 
 @pytest.mark.parametrize("name", TABLES + FIGURES)

@@ -66,6 +66,8 @@ class Experiment:
     """Of the paper's runs."""
     seeds: int = 3
     """Of the paper's runs."""
+    source: str = "paper"
+    """Whose the numbers beside ours are."""
     corner: str = ""
     """Title of the column of row names."""
     columns: tuple[Line, ...] = ()
@@ -241,5 +243,5 @@ ORDER = (
     *("scalar-t-vs-gauss", "imagenet-linear", "comparison", "knn-curves", "geometry", "geometry-margin"),
     *("ood-scoring-datasets", "ood-roc", "ood-nll-density", "ood-nu-sweep", "ood-visimsiam-scores"),
     *("ood-openood-context", "ood-common-bench", "nu-sweep", "loss-ablation", "norm-pathology"),
-    *("pathology-imagenet", "pathology-decomp-grid", "mc-ablation", "isotropic", "compute"),
+    *("pathology-imagenet", "pathology-decomp-grid", "mc-ablation", "isotropic", "compute", "cifar10-methods"),
 )

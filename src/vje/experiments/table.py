@@ -179,8 +179,9 @@ def lines(experiment: Experiment, found: Sequence[Sequence[Found | None]]) -> li
         pairs = list(zip(cells, ours, strict=True))
         if not row.quoted:
             table.append([row.name, "ours", *(_ours(f, c.paper) for c, f in pairs)])
-        source = f"paper, from {row.quoted}" if row.quoted else "paper"
-        table.append([row.name if row.quoted else "", source, *(c.paper.text if c.paper else "" for c in cells)])
+        source = f"{experiment.source}, from {row.quoted}" if row.quoted else experiment.source
+        if row.paper:
+            table.append([row.name if row.quoted else "", source, *(c.paper.text if c.paper else "" for c in cells)])
         if any(difference(f, c.paper) is not None for c, f in pairs):
             table.append(["", "difference", *(_difference(f, c.paper) for c, f in pairs)])
     return table
