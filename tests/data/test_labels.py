@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vje.data.labels import read_labels, with_labels
+from vje.data.labels import read_labels
 from vje.data.sources import ArraySource, FolderSource
 from vje.errors import UserError
 
@@ -29,7 +29,8 @@ def test_numbers(text: str, tmp_path: Path) -> None:
 
 
 def test_class_names(tmp_path: Path) -> None:
-    source = with_labels(FolderSource(tmp_path, NAMES), written(tmp_path, "a.png,dog\nd.png,cat\nb/c.png,dog\n"))
+    file = written(tmp_path, "a.png,dog\nd.png,cat\nb/c.png,dog\n")
+    source = FolderSource(tmp_path, NAMES).labelled(*read_labels(file, NAMES))
     assert source.labels is not None
     assert (source.labels.tolist(), source.classes) == ([1, 1, 0], ["cat", "dog"])
     tabbed = written(tmp_path, "file\tlabel\na.png\tx\nd.png\ty\nb/c.png\tz\n", "labels.tsv")
@@ -38,7 +39,8 @@ def test_class_names(tmp_path: Path) -> None:
 
 def test_arrays(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", np.array([2, 0, 1], np.uint8))
-    source = with_labels(ArraySource(np.zeros((3, 2, 2), np.uint8)), tmp_path / "labels.npy")
+    images = ArraySource(np.zeros((3, 2, 2), np.uint8))
+    source = images.labelled(*read_labels(tmp_path / "labels.npy", images.names))
     assert source.labels is not None
     assert source.labels.tolist() == [2, 0, 1]
 

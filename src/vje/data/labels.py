@@ -3,21 +3,13 @@
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vje.data.sources import ImageSource
 from vje.errors import UserError
 
-Source = TypeVar("Source", bound=ImageSource)
 _EXAMPLES = 3
-
-
-def with_labels(source: Source, path: Path) -> Source:
-    """The source with the labels of a file; see :func:`read_labels`."""
-    return source.labelled(*read_labels(path, source.names))
 
 
 def read_labels(path: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[str] | None]:
