@@ -47,6 +47,23 @@ def test_page_and_data(live, reported):
         reported.metrics_file.write_bytes(before)
 
 
+def test_the_map_that_was_shown_last(reported, make_atlas):
+    server = LiveServer(reported, no_map="It comes <later>.").start()
+    try:
+        assert "It comes &lt;later&gt;." in ask(server)[1] and ask(server, "/map.json")[0] == 404
+        assert json.loads(ask(server, "/data.json")[1])["map"]["number"] == 0
+        for number, atlas in enumerate((make_atlas(40), make_atlas(30, labelled=False)), 1):
+            server.show(atlas, 10 * number, number == 2)
+            expected = {"number": number, "epoch": 10 * number, "settled": number == 2}
+            assert json.loads(ask(server, "/data.json")[1])["map"] == expected
+            found = json.loads(ask(server, "/map.json")[1])
+            section = found.pop("section")
+            assert found == json.loads(json.dumps(atlas.as_data())) and f"{found['count']} images" in section
+        assert "sheets" not in ask(server)[1].split('id="data">')[1].split("</script>")[0]  # the page fetches it
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize("path", ["/config.json", "/metrics.jsonl", "/../config.json", "/%2e%2e/config.json", "/x"])
 def test_other_paths_are_not_there(live, path):
     assert ask(live, path)[0] == 404

@@ -196,6 +196,28 @@ def test_dark_mode_changes_page_and_charts(page):
     page.emulate_media(color_scheme="light")
 
 
+def test_drawing_again_and_again_takes_no_more_contexts(page):
+    """Browsers have sixteen WebGL contexts a page, and take the oldest away for another."""
+    asked = page.evaluate(
+        """() => {
+            let asked = 0;
+            const before = HTMLCanvasElement.prototype.getContext;
+            HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
+                asked += kind.startsWith("webgl") && !this.isConnected;
+                return before.call(this, kind, ...rest);
+            };
+            const number = document.getElementById("map-number");
+            for (let image = 0; image < 20; image += 1) {
+                number.value = image;
+                number.dispatchEvent(new Event("change", { bubbles: true }));
+            }
+            HTMLCanvasElement.prototype.getContext = before;
+            return asked;
+        }"""
+    )
+    assert asked == 0
+
+
 def test_everything_has_a_name_and_its_place(page):
     assert page.locator("h1").count() == 1
     assert page.locator("figure .plot:not([aria-label])").count() == 0

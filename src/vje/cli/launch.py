@@ -63,7 +63,7 @@ def train(
         complaints = loop.resume() if resuming else []
         _introduce(console, config, folder, data, device, loop, complaints)
         loop.callbacks = _callbacks(config, data, model, loop, folder)
-        with watching(folder, watch if processes.writes else None, console) as watchers:
+        with watching(folder, watch if processes.writes else None, console, config, data, loop) as watchers:
             loop.callbacks = [*loop.callbacks, *watchers]
             return _run(loop, model, console, folder, config, began)
 

@@ -6,11 +6,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
+from vje.build import Data
 from vje.cli.console import duration
+from vje.cli.live_map import MapMonitor
+from vje.config import Config
 from vje.errors import UserError
 from vje.reporting.live import LiveServer
 from vje.runs import RunFolder
-from vje.training.loop import Callback, Progress
+from vje.training.loop import Callback, Loop, Progress
 
 
 class LivePage(Callback):
@@ -34,25 +37,49 @@ class LivePage(Callback):
 
 
 @contextmanager
-def watching(folder: RunFolder, port: int | None, console: Console) -> Iterator[list[Callback]]:
+def watching(
+    folder: RunFolder, port: int | None, console: Console, config: Config, data: Data, loop: Loop
+) -> Iterator[list[Callback]]:
     """Serve the page while the block runs; yields the callbacks that keep it informed.
 
     Args:
         folder: of the run.
         port: to serve at, 0 for any that is free; None serves nothing.
         console: to print the address on.
+        config: of the run.
+        data: whose held-out images are on the map.
+        loop: that trains.
     """
     if port is None:
         yield []
         return
     try:
-        server = LiveServer(folder, port).start()
+        server = LiveServer(folder, port, _no_map(config.run.knn_every, len(data.splits.test))).start()
     except UserError as error:  # someone took the port in the meantime: no reason to lose the run
         console.print(Text(f"{error} Training goes on without the page.", "yellow"), soft_wrap=True)
         yield []
         return
     console.print(Text(f"Watch it at {server.address}"), soft_wrap=True)
+    monitor = MapMonitor(
+        loop.step.method,
+        data.splits.test,
+        config.run.knn_every,
+        config.optimizer.epochs,
+        loop.step.options.autocast,
+        config.data.workers,
+        server.show,
+    )
     try:
-        yield [LivePage(server)]
+        yield [LivePage(server), monitor]
     finally:
+        monitor.close()
         server.stop()
+
+
+def _no_map(every: int, images: int) -> str:
+    """What the page says while there is no map."""
+    if not images:
+        return "There is no map: no images were held out (--held-out)."
+    if not every:
+        return "There is no map: it would be made with each k-NN evaluation, and --knn-every 0 turns those off."
+    return f"The map comes with the next evaluation: there is one every {every} epochs (--knn-every)."

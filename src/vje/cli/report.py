@@ -12,8 +12,6 @@ from vje.errors import UserError
 from vje.runs import RunFolder, write_atomically
 
 if TYPE_CHECKING:
-    import torch
-
     from vje.data.sources import ImageSource
     from vje.evaluation.features import Features
     from vje.methods.method import Method
@@ -130,21 +128,15 @@ def _atlas(
     model: "Method", test: "ImageSource", features: "Features", rows: slice, cache: Path, seed: int, workers: int
 ) -> "Atlas":
     """The map of some rows of the features."""
-    from vje.evaluation.evaluate import in_chunks
-    from vje.methods.vje import VJE
-    from vje.reporting.atlas import Atlas, nearest
+    from vje.reporting.atlas import Atlas, survey
 
-    z, kept = features.z[rows], features.kept[rows].tolist()
-    space = in_chunks(model, model.spaces, z)["mean"] if isinstance(model, VJE) else z
-    neighbours, similarity = nearest(space.to(next(model.parameters()).device))
-    found = in_chunks(model, model.statistics, z)
-    found |= {"norm": z.norm(dim=1), "isolation": 1 - similarity.mean(1)}
+    kept, found = features.kept[rows].tolist(), survey(model, features.z[rows])
     return Atlas(
-        space="posterior means" if isinstance(model, VJE) else "embeddings z",
-        places=_cached_layout(cache, space, seed),
-        statistics={key: x.float().cpu().numpy() for key, x in found.items()},
-        neighbours=neighbours.cpu().numpy(),
-        similarity=similarity.cpu().numpy(),
+        space=found.space,
+        places=_cached_layout(cache, found.vectors, seed),
+        statistics=found.statistics,
+        neighbours=found.neighbours,
+        similarity=found.similarity,
         names=[str(test.names[i]) for i in kept],
         pictures=_pictures(model, test, kept, workers),
         labels=None if features.labels is None else features.labels[rows].numpy(),
@@ -153,7 +145,7 @@ def _atlas(
     )
 
 
-def _cached_layout(file: Path, space: "torch.Tensor", seed: int) -> "Floats":
+def _cached_layout(file: Path, vectors: "Floats", seed: int) -> "Floats":
     """Places on the map; they take a minute for ten thousand images, so they are kept."""
     import numpy as np
 
@@ -161,11 +153,11 @@ def _cached_layout(file: Path, space: "torch.Tensor", seed: int) -> "Floats":
 
     try:
         places: Floats = np.load(file).astype(np.float32)
-        if places.shape == (len(space), 2):
+        if places.shape == (len(vectors), 2):
             return places
     except (OSError, ValueError, EOFError):  # not there, or damaged: it is only a cache
         pass
-    places = layout(space.float().cpu().numpy(), seed)
+    places = layout(vectors, seed)
     stream = io.BytesIO()
     np.save(stream, places)
     write_atomically(file, stream.getvalue())

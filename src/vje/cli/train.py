@@ -46,7 +46,7 @@ class Options:
     extend: bool = False
     """On --resume: allow another --epochs, although the rest of the schedule then differs from either run's."""
     watch: bool = False
-    """Serve a page with the curves so far, to this machine only, while training."""
+    """Serve a page with the curves and the map of the held-out images so far, to this machine only, while training."""
     watch_port: int = 0
     """Port of that page; 0 takes one that is free."""
     data: DataConfig = DataConfig()

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from vje.evaluation.evaluate import in_chunks
 from vje.evaluation.knn import CHUNK
+from vje.methods.method import Method
+from vje.methods.vje import VJE
 from vje.reporting.html import packed
 from vje.reporting.sprites import Sprites
 
@@ -105,6 +108,42 @@ class Atlas:
         return self.classes[number] if self.classes is not None and number < len(self.classes) else str(number)
 
 
+@dataclass(frozen=True)
+class Survey:
+    """What a model makes of some images, before they have places and pictures.
+
+    Attributes:
+        space: what the vectors are, in words.
+        vectors: that places and neighbours are of, ``[N, D]``.
+        statistics: numbers of each image, ``[N]``, by name.
+        neighbours: rows of the nearest other images, ``[N, K]``, the nearest first.
+        similarity: cosine to them, ``[N, K]``.
+    """
+
+    space: str
+    vectors: Floats
+    statistics: Mapping[str, Floats]
+    neighbours: NDArray[np.int64]
+    similarity: Floats
+
+
+@torch.no_grad()
+def survey(model: Method, z: Tensor) -> Survey:
+    """Statistics and neighbours of embeddings ``[N, D]``: by posterior means for VJE, by z for other methods."""
+    posterior = isinstance(model, VJE)
+    space = in_chunks(model, model.spaces, z)["mean"] if posterior else z
+    neighbours, similarity = nearest(space.to(next(model.parameters()).device))
+    found = in_chunks(model, model.statistics, z)
+    found |= {"norm": z.norm(dim=1), "isolation": 1 - similarity.mean(1)}
+    return Survey(
+        space="posterior means" if posterior else "embeddings z",
+        vectors=space.float().cpu().numpy(),
+        statistics={key: x.float().cpu().numpy() for key, x in found.items()},
+        neighbours=neighbours.cpu().numpy(),
+        similarity=similarity.cpu().numpy(),
+    )
+
+
 @torch.no_grad()
 def nearest(features: Tensor, count: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
     """The nearest other rows by cosine, and the cosines, each ``[N, count]``, where the features are.
@@ -128,19 +167,21 @@ def nearest(features: Tensor, count: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
 
 
 def layout(features: Floats, seed: int) -> Floats:
-    """Places on a map ``[N, 2]``: t-SNE, or an even spread where there is nothing to map.
-
-    That is so for a handful of images, and for a collapsed model, which puts all images in one place.
-    """
+    """Places on a map ``[N, 2]``: t-SNE, or an even spread where there is nothing to map."""
     from vje.reporting.geometry import tsne
 
-    if len(features) < 5 or not np.isfinite(features).all() or float(features.std(axis=0).max()) < 1e-6:
-        return _spread(len(features))
+    if not mappable(features):
+        return spread(len(features))
     places = tsne(features, seed)
-    return places if np.isfinite(places).all() else _spread(len(features))
+    return places if np.isfinite(places).all() else spread(len(features))
 
 
-def _spread(count: int) -> Floats:
+def mappable(features: Floats) -> bool:
+    """Not so for a handful of images, and for a collapsed model, which puts all images in one place."""
+    return len(features) >= 5 and bool(np.isfinite(features).all()) and float(features.std(axis=0).max()) >= 1e-6
+
+
+def spread(count: int) -> Floats:
     """Points evenly over a disc, along a spiral that turns by the golden angle."""
     number = np.arange(count) + 0.5
     angle = number * np.pi * (3 - np.sqrt(5))

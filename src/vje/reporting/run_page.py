@@ -49,7 +49,7 @@ def run_page(folder: RunFolder, atlas: Atlas | None, no_map: str = "", weights: 
         numbers=_numbers_table(numbers),
         notes=Html("".join(tag("p", note, class_="note") for note in notes)),
         training=_training(bool(panels)),
-        map=_map(atlas, no_map),
+        map=map_section(atlas, no_map),
         ood=_ood(folder, bool(curves)),
         warnings=warnings_list(read_warnings(folder)),
         config=_config(config),
@@ -168,7 +168,8 @@ def _training(there: bool) -> Html:
     return Html('<div class="panels" id="training-panels"></div>')
 
 
-def _map(atlas: Atlas | None, reason: str) -> Html:
+def map_section(atlas: Atlas | None, reason: str = "") -> Html:
+    """The map and the galleries, for the scripts to fill; without a map, the reason."""
     if atlas is None:
         return tag("p", reason or "There is no map.", class_="note")
     shown = f"{len(atlas.places):,} of the {atlas.total:,}" if len(atlas.places) < atlas.total else f"{atlas.total:,}"

@@ -63,7 +63,7 @@ def make_sprites(images: NDArray[np.uint8], budget: int = BUDGET) -> Sprites:
         sheets = [_encode(sheet, quality) for sheet in _tiled(images, stride)]
         if sum(map(len, sheets)) <= budget or side <= BLOCK:
             return Sprites(side, stride, count, sheets)
-    return make_sprites(_smaller(images, max(BLOCK, side * 3 // 4)), budget)
+    return make_sprites(at_most(images, max(BLOCK, side * 3 // 4)), budget)
 
 
 def _tiled(images: NDArray[np.uint8], stride: int) -> list[NDArray[np.uint8]]:
@@ -90,7 +90,11 @@ def _encode(sheet: NDArray[np.uint8], quality: int | None) -> bytes:
     return stream.getvalue()
 
 
-def _smaller(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+def at_most(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Pictures ``[N, C, H, H]`` made smaller if they are larger than ``side``."""
+    if images.shape[-1] <= side:
+        return images
+
     def one(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         pixels = picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)
         small = np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.LANCZOS))

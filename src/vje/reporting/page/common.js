@@ -15,6 +15,14 @@ function element(name, attributes = {}, ...children) {
   return node;
 }
 
+// Gives a container other contents; the keyboard stays at the same place in it.
+function refill(container, children) {
+  const buttons = () => [...container.querySelectorAll("button")];
+  const place = buttons().indexOf(document.activeElement);
+  container.replaceChildren(...children);
+  if (place >= 0) buttons()[place]?.focus({ preventScroll: true });
+}
+
 const KINDS = { float32: Float32Array, int32: Int32Array, uint16: Uint16Array, uint8: Uint8Array };
 
 function numbers(packed) {

@@ -70,10 +70,10 @@ function startKeyboard(atlas) {
 }
 
 function startColours(atlas) {
-  const { state, images, map } = atlas;
+  const { state } = atlas;
   const select = byId("map-colour");
-  if (images.labels) select.append(element("option", { value: "class" }, "class"));
-  for (const one of images.statistics) select.append(element("option", { value: one.name }, one.title));
+  if (atlas.images.labels) select.append(element("option", { value: "class" }, "class"));
+  for (const one of atlas.images.statistics) select.append(element("option", { value: one.name }, one.title));
   select.value = state.by;
   select.addEventListener("change", () => {
     Object.assign(state, { by: select.value, only: null });
@@ -89,13 +89,12 @@ function startColours(atlas) {
       state.only = pressed ? null : number;
       atlas.update();
       legend();
-      byId("map-legend").children[place].focus();
     };
-    return element("button", { type: "button", "aria-pressed": String(pressed), onclick: toggle }, dot, map.classes[number]);
+    return element("button", { type: "button", "aria-pressed": String(pressed), onclick: toggle }, dot, atlas.map.classes[number]);
   }
 
   function scale() {
-    const [low, high] = limits(images.statistics.find((one) => one.name === state.by).values);
+    const [low, high] = limits(atlas.images.statistics.find((one) => one.name === state.by).values);
     const bar = element("span", { class: "scale", "aria-hidden": "true" });
     bar.style.background = `linear-gradient(to right, ${SCALES[isDark() ? "dark" : "light"].join(", ")})`;
     return [element("span", {}, inWords(low)), bar, element("span", {}, inWords(high))];
@@ -105,24 +104,30 @@ function startColours(atlas) {
     const many = atlas.classes.length > MOST_IN_LEGEND;
     const words = element("span", { class: "note" }, `${atlas.classes.length} classes; point at an image to see which.`);
     const classes = () => (many ? [words] : atlas.classes.map(classButton));
-    byId("map-legend").replaceChildren(...(state.by === "class" ? classes() : scale()));
+    refill(byId("map-legend"), state.by === "class" ? classes() : scale());
   }
 
   document.addEventListener("themed", legend);
+  document.addEventListener("renewed", legend);
   legend();
 }
 
 function startGalleries(atlas) {
-  const { images, map } = atlas;
-  const score = images.statistics.find((one) => one.name === map.typicality);
   const show = (i) => {
     atlas.choose(i);
     const calm = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
     byId("map-plot").scrollIntoView({ block: "center", behavior: calm ? "auto" : "smooth" });
   };
-  for (const side of ["most", "least"]) {
-    const tiles = map[side].map((i) =>
-      images.tile(i, images.className(i) ?? map.names[i], `${score.title} ${inWords(score.values[i])}`, show));
-    byId(`gallery-${side}`).append(...tiles);
+  function hang() {
+    const { images, map } = atlas;
+    const score = images.statistics.find((one) => one.name === map.typicality);
+    for (const side of ["most", "least"]) {
+      const tiles = map[side].map((i) =>
+        images.tile(i, images.className(i) ?? map.names[i], `${score.title} ${inWords(score.values[i])}`, show));
+      refill(byId(`gallery-${side}`), tiles);
+    }
   }
+
+  document.addEventListener("renewed", hang);
+  hang();
 }

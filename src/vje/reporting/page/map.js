@@ -10,10 +10,13 @@ const SCALES = {
 };
 const MOST_IN_LEGEND = 30;
 
-function hasWebGL() {
+// Asked once, and given back: a browser takes away the oldest of sixteen contexts, which would be the map's own.
+const HAS_WEBGL = (() => {
   const canvas = document.createElement("canvas");
-  return Boolean(canvas.getContext("webgl2") || canvas.getContext("webgl"));
-}
+  const context = canvas.getContext("webgl2") || canvas.getContext("webgl");
+  context?.getExtension("WEBGL_lose_context")?.loseContext();
+  return Boolean(context);
+})();
 
 function classColour(number, count) {
   if (count <= CLASS_COLOURS.length) return CLASS_COLOURS[number % CLASS_COLOURS.length];
@@ -28,15 +31,21 @@ function limits(values) {
   return [at(0.02), Math.max(at(0.98), at(0.02) + 1e-9)];
 }
 
-function startMap(map, images) {
-  const [x, y] = [numbers(map.x), numbers(map.y)];
-  const [neighbours, similarity] = [numbers(map.neighbours), numbers(map.similarity)];
-  const classes = images.labels ? Object.keys(map.classes).map(Number) : [];
+function startMap(first) {
   const plot = byId("map-plot");
-  const state = { by: images.labels ? "class" : map.typicality, only: null, at: null, chosen: null };
-  const size = map.count > 5000 ? 4 : map.count > 1000 ? 5 : 8;
+  const state = { by: first.labels ? "class" : first.typicality, only: null, at: null, chosen: null };
+  const size = first.count > 5000 ? 4 : first.count > 1000 ? 5 : 8;
+  const atlas = { plot, state };
+
+  function take(map) {
+    const [neighbours, similarity] = [numbers(map.neighbours), numbers(map.similarity)];
+    const classes = map.labels ? Object.keys(map.classes).map(Number) : [];
+    Object.assign(atlas, { map, images: openImages(map), x: numbers(map.x), y: numbers(map.y) });
+    Object.assign(atlas, { neighbours, similarity, classes });
+  }
 
   function markers() {
+    const { images, classes } = atlas;
     const base = { size, opacity: 0.85, line: { width: 0 } };
     if (state.by === "class") {
       const rank = new Map(classes.map((number, place) => [number, classColour(place, classes.length)]));
@@ -51,9 +60,9 @@ function startMap(map, images) {
     return { ...base, color: values, cmin, cmax, colorscale, showscale: false };
   }
 
-  const near = (i) => Array.from(neighbours.subarray(i * map.each, (i + 1) * map.each));
+  const near = (i) => Array.from(atlas.neighbours.subarray(i * atlas.map.each, (i + 1) * atlas.map.each));
   const ring = (rows, width, diameter) => ({
-    x: rows.map((i) => x[i]), y: rows.map((i) => y[i]), type: "scatter", mode: "markers", hoverinfo: "skip",
+    x: rows.map((i) => atlas.x[i]), y: rows.map((i) => atlas.y[i]), type: "scatter", mode: "markers", hoverinfo: "skip",
     marker: { size: diameter, color: "rgba(0,0,0,0)", line: { color: colour("ink"), width } },
   });
 
@@ -69,7 +78,8 @@ function startMap(map, images) {
       xaxis: axis("xaxis"), yaxis: { ...axis("yaxis"), scaleanchor: "x" },
     });
     const points = {
-      x, y, type: hasWebGL() ? "scattergl" : "scatter", mode: "markers", marker: markers(), hoverinfo: "none",
+      x: atlas.x, y: atlas.y, type: HAS_WEBGL ? "scattergl" : "scatter", mode: "markers", marker: markers(),
+      hoverinfo: "none",
     };
     const chosen = state.chosen === null ? [] : [state.chosen];
     const cursor = state.at === null || state.at === state.chosen ? [] : [state.at];
@@ -81,6 +91,7 @@ function startMap(map, images) {
 
   // Where an image is on the screen, in pixels from the plot's corner.
   function pixel(i) {
+    const { x, y } = atlas;
     const { xaxis, yaxis } = plot._fullLayout;
     const share = (value, [low, high]) => (value - low) / (high - low);
     return [share(x[i], xaxis.range) * plot.clientWidth, (1 - share(y[i], yaxis.range)) * plot.clientHeight];
@@ -88,7 +99,7 @@ function startMap(map, images) {
 
   const card = byId("map-card");
   function showCard(i) {
-    card.replaceChildren(...images.details(i));
+    card.replaceChildren(...atlas.images.details(i));
     card.hidden = false;
     card.dataset.image = i;
     const [left, top] = pixel(i);
@@ -100,9 +111,8 @@ function startMap(map, images) {
   }
   const hideCard = () => { card.hidden = true; };
 
-  function choose(i) {
-    Object.assign(state, { chosen: i, at: i });
-    byId("map-number").value = i;
+  function listNeighbours(i) {
+    const { map, images, similarity } = atlas;
     const list = element("ol", { class: "tiles" });
     near(i).forEach((other, place) => {
       const cosine = similarity[i * map.each + place].toFixed(3);
@@ -110,11 +120,17 @@ function startMap(map, images) {
       list.append(element("li", {}, images.tile(other, first, cosine, choose)));
     });
     byId("map-chosen").dataset.image = i;
-    byId("map-chosen").replaceChildren(
+    refill(byId("map-chosen"), [
       ...images.details(i), element("h3", {}, "Nearest neighbours"),
       element("p", { class: "note" }, `By cosine of ${map.space}; under each its class and the cosine.`), list,
-    );
-    say(`${images.described(i)} chosen; ${near(i).length} neighbours are listed`);
+    ]);
+  }
+
+  function choose(i) {
+    Object.assign(state, { chosen: i, at: i });
+    byId("map-number").value = i;
+    listNeighbours(i);
+    say(`${atlas.images.described(i)} chosen; ${near(i).length} neighbours are listed`);
     update();
   }
 
@@ -124,11 +140,24 @@ function startMap(map, images) {
     byId("map-number").value = i;
     update();
     showCard(i);
-    const values = images.statistics.slice(0, 3).map((one) => `${one.title} ${inWords(one.values[i])}`);
-    say(`${images.described(i)}; ${values.join(", ")}`);
+    const values = atlas.images.statistics.slice(0, 3).map((one) => `${one.title} ${inWords(one.values[i])}`);
+    say(`${atlas.images.described(i)}; ${values.join(", ")}`);
   }
 
-  const atlas = { x, y, plot, state, near, pixel, images, map, choose, goTo, showCard, hideCard, update, classes };
+  // The same images as a model that has learned on sees them: what was chosen, the colours and the zoom stay.
+  async function renew(map) {
+    const held = [plot, byId("map-number")].includes(document.activeElement) && Number(card.dataset.image) === state.at;
+    const again = held && !card.hidden;
+    take(map);
+    hideCard(); // the point has left the pointer, but not the keyboard
+    if (state.chosen !== null) listNeighbours(state.chosen);
+    document.dispatchEvent(new Event("renewed"));
+    await update();
+    if (again) showCard(state.at);
+  }
+
+  Object.assign(atlas, { near, pixel, choose, goTo, showCard, hideCard, update, renew });
+  take(first);
   update();
   startPointer(atlas);
   startKeyboard(atlas);

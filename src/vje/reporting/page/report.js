@@ -4,8 +4,7 @@
 async function start() {
   startTheme();
   if (data.map) {
-    const atlas = startMap(data.map, openImages(data.map));
-    startGalleries(atlas);
+    startGalleries(startMap(data.map));
     await nextFrame();
   }
   if (byId("training-panels")) await drawPanels(byId("training-panels"), data.panels);

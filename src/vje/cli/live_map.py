@@ -1,0 +1,161 @@
+"""The map of ``vje train --watch``: held-out images as the model in training sees them, each time it is evaluated."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vje.cli.report import LARGEST_PICTURE
+from vje.data.batches import evaluation_batches
+from vje.data.sources import ImageSource
+from vje.evaluation.features import embed_batch
+from vje.methods.method import Method
+from vje.reporting.atlas import Atlas, Floats, Survey, mappable, spread, survey
+from vje.reporting.places import principal, settling
+from vje.reporting.sprites import Sprites, at_most, make_sprites
+from vje.training.loop import Callback
+
+MOST_IMAGES = 1000
+BATCH = 500
+
+Show = Callable[[Atlas, int, bool], None]
+"""Is given a map, the epoch it is of, and whether the images have their final places."""
+
+
+class MapMonitor(Callback):
+    """Has a map made every few epochs and at the last, when k-NN accuracy is measured too.
+
+    Training waits for the embeddings of at most :data:`MOST_IMAGES` images; the rest is done beside it.
+
+    Args:
+        model: that is being trained.
+        test: the images that were held out; always the same ones, evenly spaced, are on the map.
+        every: epochs between maps; 0 for none.
+        epochs: of the run.
+        autocast: bfloat16 for the encoder, as in training.
+        workers: that decode files.
+        show: is given each map, from another thread.
+    """
+
+    def __init__(
+        self, model: Method, test: ImageSource, every: int, epochs: int, autocast: bool, workers: int, show: Show
+    ) -> None:
+        self.model, self.test, self.every, self.epochs = model, test, every, epochs
+        self.autocast, self.workers, self.show = autocast, workers, show
+        self._images: Tensor | None = None
+        self._maker: MapMaker | None = None
+
+    def on_recorded(self, record: dict[str, Any]) -> None:
+        """Look at the images if it is time."""
+        epoch = record["epoch"]
+        if not self.every or not len(self.test) or (epoch % self.every and epoch != self.epochs):
+            return
+        if self._images is None:
+            shown, self._images = self._decoded()
+            self._maker = MapMaker(shown, self._images.numpy(), len(self.test), self.show) if len(shown) else None
+        if self._maker is not None:
+            self._maker.draw(epoch, survey(self.model, self._embedded(self._images)))
+
+    def close(self) -> None:
+        """Make no more maps; one that is not finished never will be."""
+        if self._maker is not None:
+            self._maker.close()
+
+    def _decoded(self) -> tuple[ImageSource, Tensor]:
+        """The images of the map, and their pixels in the final size; those that cannot be read are left out."""
+        assert self.model.preprocessing is not None
+        chosen = np.unique(np.linspace(0, len(self.test) - 1, min(len(self.test), MOST_IMAGES)).astype(int))
+        few = self.test.subset(chosen)
+        batches = list(evaluation_batches(few, self.model.preprocessing, BATCH, self.workers))
+        kept = torch.cat([batch.indices for batch in batches])
+        return few.subset(kept), torch.cat([batch.images for batch in batches])
+
+    def _embedded(self, images: Tensor) -> Tensor:
+        """Embeddings ``[N, D]`` by the model in evaluation mode; it is left in the mode that it was in."""
+        device, training = next(self.model.parameters()).device, self.model.training
+        self.model.eval()
+        chunks = [embed_batch(self.model, chunk.to(device), self.autocast)[0] for chunk in images.split(BATCH)]
+        self.model.train(training)
+        return torch.cat(chunks)
+
+
+class MapMaker:
+    """Gives images their places on the map, in a thread that touches neither the model nor torch.
+
+    A survey is shown at once, at the places of the one before it (the first by its principal components), and again
+    when t-SNE has moved the images from there. A newer survey, or the end, does not wait for that.
+
+    Args:
+        source: of the images, for their names and classes.
+        pixels: of the images, uint8 ``[N, C, H, H]``.
+        total: how many images were held out.
+        show: is given each map.
+    """
+
+    def __init__(self, source: ImageSource, pixels: NDArray[np.uint8], total: int, show: Show) -> None:
+        self.source, self.pixels, self.total, self.show = source, pixels, total, show
+        self._newest: tuple[int, Survey] | None = None
+        self._called = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="vje-map", daemon=True)
+        self._thread.start()
+
+    def draw(self, epoch: int, found: Survey) -> None:
+        """Have a map made; whatever was being made is left where it is."""
+        self._newest = epoch, found
+        self._called.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._newest = None
+        self._called.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        pictures = make_sprites(at_most(self.pixels, LARGEST_PICTURE))
+        last: Floats | None = None  # there is nothing to go on from, at first and after a collapse
+        while (newest := self._wait()) is not None:
+            epoch, found = newest
+            atlas = self._spread_out(found, pictures)
+            if not mappable(found.vectors):
+                last = None
+                self.show(atlas, epoch, True)
+                continue
+            start, first = (principal(found.vectors), True) if last is None else (last, False)
+            self.show(replace(atlas, places=start), epoch, False)
+            last, settled = self._settle(found, start, first)
+            if settled:
+                self.show(replace(atlas, places=last), epoch, True)
+
+    def _wait(self) -> tuple[int, Survey] | None:
+        """The newest survey, as soon as there is one; None at the end."""
+        self._called.wait()
+        self._called.clear()
+        return self._newest
+
+    def _spread_out(self, found: Survey, pictures: Sprites) -> Atlas:
+        """The map before the images have their places."""
+        return Atlas(
+            space=found.space,
+            places=spread(len(found.vectors)),
+            statistics=found.statistics,
+            neighbours=found.neighbours,
+            similarity=found.similarity,
+            names=[str(name) for name in self.source.names],
+            pictures=pictures,
+            labels=self.source.labels,
+            classes=self.source.classes,
+            total=self.total,
+        )
+
+    def _settle(self, found: Survey, start: Floats, first: bool) -> tuple[Floats, bool]:
+        """Move the images to their places; False if there was something more urgent on the way."""
+        places = start
+        for places in settling(found.vectors, start, first):
+            if self._called.is_set():
+                return places, False
+        return places, True
