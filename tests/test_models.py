@@ -140,6 +140,7 @@ def test_a_finished_run_loads_without_its_data_or_config(trained_run, tmp_path):
     for name in ("model.safetensors", "model.json"):
         shutil.copy(trained_run / name, tmp_path)
     scores = vje.load(tmp_path).score(pictures())
+    assert same(scores, vje.load(tmp_path).score(pictures().numpy()))  # arrays will do
     assert same(scores, vje.load(trained_run).score(pictures()))
     assert all(torch.isfinite(values).all() and values.shape == (6,) for values in scores.values())
 

@@ -115,11 +115,8 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
     mean, std = ([round(float(x), 4) for x in values] for values in statistics)
     std = [max(x, 1e-3) for x in std]
     data = Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident)
-    if recorded is not None and recorded["fingerprint"] != train.fingerprint():
-        raise UserError(
-            f"the images of {settings.data} are not those the run was started with, so it cannot be resumed exactly: "
-            "put the original files back, or start a new run."
-        )
+    if recorded is not None:  # files that changed, too: a resumed run is exact
+        _check_fingerprint(train, recorded, settings.data)
     return data
 
 
@@ -128,7 +125,18 @@ def open_splits(settings: DataConfig, seed: int, recorded: dict[str, Any] | None
     raw = open_data(settings.data, settings.data_dir, settings.labels)
     if recorded is None:
         return prepare_splits(raw, seed, settings.held_out)
-    return apply_split(raw, recorded["held_out"])
+    splits = apply_split(raw, recorded["held_out"])
+    if isinstance(splits.train, ArraySource):  # images of arrays go by their places: others there would be mistaken
+        _check_fingerprint(splits.train, recorded, settings.data)
+    return splits
+
+
+def _check_fingerprint(train: ImageSource, recorded: dict[str, Any], data: str) -> None:
+    if recorded.get("fingerprint") not in ("", None, train.fingerprint()):
+        raise UserError(
+            f"the images of {data} are not those the run was started with: put the original files back, or start a "
+            "new run."
+        )
 
 
 def _is_resident(source: ImageSource, settings: DataConfig, channels: int) -> bool:

@@ -34,8 +34,11 @@ from vje.errors import UserError
 
 SCHEMA = 1
 
-RESULTS = ("evaluation", "probe", "geometry", "ood")
-"""What is measured of a run's model: files that say with ``weights`` which model it was."""
+COMMANDS = {"evaluation": "evaluate", "probe": "probe", "geometry": "geometry", "ood": "ood"}
+"""What is measured of a run's model: the command that writes each file."""
+
+RESULTS = tuple(COMMANDS)
+"""The files of results, which say with ``weights`` which model it was."""
 
 
 @dataclass(frozen=True)

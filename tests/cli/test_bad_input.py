@@ -151,6 +151,17 @@ def test_other_data_than_it_was_trained_on(refused, trained, tmp_path):
     refused("evaluate", run, "--data", tmp_path / "other.npz", words=["had test images of its own"])
 
 
+@pytest.mark.parametrize("command", ["evaluate", "probe"])
+def test_other_images_in_the_place_of_those_it_was_trained_on(refused, trained, tmp_path, command):
+    """Images of arrays go by their places: held-out ones would be taken for others."""
+    run, data = trained
+    with np.load(data) as content:
+        arrays = dict(content)
+    arrays["train_images"] = arrays["train_images"][::-1]
+    np.savez(tmp_path / "other.npz", **arrays)
+    refused(command, run, "--data", tmp_path / "other.npz", words=["are not those the run was started with"])
+
+
 def test_a_model_that_is_none(refused, trained, tmp_path):
     (tmp_path / "x.safetensors").write_text("no weights")
     refused("embed", tmp_path / "x.safetensors", trained[1], "--out", tmp_path / "o.npz", words=["x.json is missing"])

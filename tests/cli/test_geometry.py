@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import pytest
 import torch
 
 import vje as package
@@ -46,3 +47,11 @@ def test_a_statistic_that_is_constant_has_no_correlation(vje, trained, tmp_path)
 def test_what_it_needs_is_said(vje, run):
     answer = vje("geometry", run, "--device", "cpu")
     assert answer.status == 2 and "has no labels" in answer.err
+
+
+@pytest.mark.parametrize(("option", "value", "least"), [("--points", -5, 0), ("--batch", 0, 1)])
+def test_mistakes(vje, trained, option, value, least):
+    before = (trained[0] / "geometry.json").exists()
+    answer = vje("geometry", trained[0], option, value, "--device", "cpu")
+    assert answer.status == 2 and f"{option} must be at least {least}, got {value}" in answer.err
+    assert (trained[0] / "geometry.json").exists() == before

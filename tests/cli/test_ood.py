@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 import vje
@@ -80,6 +81,9 @@ def test_benchmark_writes_every_score_and_names_what_is_missing(
     result = json.loads((run / "ood.json").read_text())
     assert result["counts"] == {"id": 100, "cifar100": 4, "tin": 9, "svhn": 7, "textures": 5}
     assert set(result["partial"]) == set(SETS)
+    assert result["missing"] == {"far": ["mnist", "places"]}
+    assert "† not the protocol's mean: without mnist, places" in printed
+    assert "far†" in printed and "avg†" in printed and "near†" not in printed
     assert {"nll", "nll_mc", "knn", "mahalanobis", "msp", "vim"} <= result["scores"].keys()
     near = np.mean([result["scores"]["nll"][name]["auroc"] for name in ("cifar100", "tin")])
     far = np.mean([result["scores"]["nll"][name]["auroc"] for name in ("svhn", "textures")])
@@ -121,14 +125,17 @@ def test_what_was_measured_is_not_measured_again(
     assert not measure()
     first = (run / "ood.json").read_bytes()
     assert measure() and (run / "ood.json").read_bytes() == first
+    (run / "ood-roc.png").unlink()
+    assert not measure() and (run / "ood-roc.png").exists()  # a figure is missing
     assert not measure("--samples", "1")  # other options
     np.savez(data_dir / "svhn.npz", test_images=pixels(7, 50))
     assert not measure("--samples", "1")  # other images
     torch.manual_seed(1)
     find_method("vje")("resnet8", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval().save(run)
     assert not measure("--samples", "1") and measure("--samples", "1")  # other weights
-    monkeypatch.setattr("vje.environment.commit", lambda: "4567def")
-    assert not measure("--samples", "1")  # other code
+    for code in ("4567def", "4567def-changed", "4567def-changed", None, None):
+        monkeypatch.setattr("vje.environment.commit", lambda code=code: code)
+        assert not measure("--samples", "1")  # other code, or who knows
 
 
 def test_mirrored_scores_are_means_over_the_image_and_its_mirror_image(
@@ -211,8 +218,29 @@ def test_images_of_ones_own(tmp_path: Path, data_dir: Path) -> None:
     words = ["--id", str(tmp_path / "mine.npz"), "--ood", f"black={tmp_path / 'other.npz'}"]
     assert main(["ood", str(run), *words, "--device", "cpu"]) == 0
     result = json.loads((run / "ood.json").read_text())
-    assert result["counts"] == {"id": 20, "black": 15}
+    assert result["counts"] == {"id": 20, "black": 15} and result["missing"] == {}
     assert set(result["summary"]["nll"]) == {"avg"}
+
+
+def test_files_that_cannot_be_read_are_named_and_not_counted(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", data_dir, 0)
+    np.savez(tmp_path / "mine.npz", images=pixels(20, 3))
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number, image in enumerate(pixels(5, 4)):
+        Image.fromarray(image).save(folder / f"{number}.png")
+    for name in ("6.png", "7.png"):
+        (folder / name).write_text("no picture")
+    words = ["--id", str(tmp_path / "mine.npz"), "--ood", f"mine={folder}", "--no-detectors"]
+    assert main(["ood", str(run), *words, "--device", "cpu"]) == 0
+    assert json.loads((run / "ood.json").read_text())["counts"] == {"id": 20, "mine": 5}
+    said = capsys.readouterr().err
+    assert "mine: left out, as they cannot be read: 6.png (" in said and "and 1 more" in said
+    again = [*words[:3], f"a={folder}", f"a={folder}"]
+    assert main(["ood", str(run), *again, "--device", "cpu"]) == 2
+    assert "the name a is taken" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -220,6 +248,10 @@ def test_images_of_ones_own(tmp_path: Path, data_dir: Path) -> None:
     [
         (["--id", "x.npz"], "go together"),
         (["--id", "x.npz", "--ood", "nopath"], "NAME=PATH"),
+        (["--id", "x.npz", "--ood", "id=x.npz"], "the name id is taken"),
+        (["--samples", "-3"], "--samples must be at least 0, got -3"),
+        (["--batch", "0"], "--batch must be at least 1, got 0"),
+        (["--out", "mean.json"], "the result of one is in RUN/ood.json"),
     ],
 )
 def test_mistakes_are_named(

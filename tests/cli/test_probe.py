@@ -158,7 +158,8 @@ MISTAKES = {
     "no batch": (["--batch", "0"], ["--batch must be at least 1, got 0"]),
     "epochs": (["--epochs", "0"], ["--epochs must be at least 1, got 0"]),
     "rate": (["--lr", "0.1", "-1"], ["--lr must be positive"]),
-    "decay": (["--weight-decay", "-1"], ["--weight-decay must be 0 or more"]),
+    "decay": (["--weight-decay", "-1"], ["--weight-decay must be a number, 0 or more, got -1"]),
+    "no decay": (["--weight-decay", "nan"], ["--weight-decay must be a number, 0 or more, got nan"]),
     "held out": (["--held-out", "1"], ["--held-out must be between 0 and 1, got 1"]),
     "data": (["--data", "nowhere"], ["no data 'nowhere'"]),
 }

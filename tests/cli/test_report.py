@@ -30,6 +30,16 @@ def mine(trained, tmp_path):
     return tmp_path / "run"
 
 
+def test_what_is_not_measured_comes_with_its_command(vje, mine):
+    for name in ("evaluation", "probe", "geometry"):
+        (mine / f"{name}.json").unlink(missing_ok=True)
+    assert vje("report", mine, "--device", "cpu", "--points", 0).status == 0
+    text = (mine / "report.html").read_text(encoding="utf-8")
+    for command in ("evaluate", "probe", "geometry"):
+        assert f"vje {command} {mine}" in text
+        assert command in vje("--help").out
+
+
 def test_a_run_with_labels(vje, mine, monkeypatch):
     assert vje("evaluate", mine, "--device", "cpu").status == 0
     answer = vje("report", mine, "--device", "cpu", "--workers", 0)
@@ -43,7 +53,8 @@ def test_a_run_with_labels(vje, mine, monkeypatch):
     assert [panel["title"] for panel in found["panels"]][:2] == ["k-NN accuracy (%)", "Loss"]
     assert found["ood"] is None
     text = (mine / "report.html").read_text(encoding="utf-8")
-    assert "k-NN accuracy of z" in text and f"vje probe {mine}" in text and f"vje ood {mine}" in text
+    assert "k-NN accuracy of z" in text and f"vje probe {mine}" in text
+    assert f"vje ood {mine} --id PATH --ood NAME=PATH" in text  # there is no benchmark for such images
 
     def computed_again(*_):
         raise AssertionError("the map was not kept")

@@ -174,7 +174,8 @@ def test_a_folder_of_photos(vje, photos, tmp_path):
     assert [path.name.split(".")[1] for path in (run / "tensorboard").iterdir()] == ["out"]
     assert json.loads((run / "metrics.jsonl").read_text())["step"] == data["train_images"] // 8
 
-    assert vje("evaluate", run, "--device", "cpu").status == 0
+    status, _, err = vje("evaluate", run, "--device", "cpu")
+    assert status == 0 and ("cannot be read" in err) == bool(bad & set(data["held_out"]))
     result = read(run / "evaluation.json")
     assert "knn" not in result  # some of the files lie in no folder of their own, so there are no classes
     assert result["images"] == 4 - len(bad & set(data["held_out"]))

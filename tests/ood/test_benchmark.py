@@ -55,8 +55,9 @@ def test_sets_at_hand_are_used_and_the_others_named(tmp_path: Path, monkeypatch:
     np.savez(tmp_path / "tin.npz", test_images=pixels, val_images=pixels[:3])
     np.savez(tmp_path / "cifar100.npz", test_images=np.zeros((24, 4, 4), np.uint8), test_labels=[0] * 12 + [1] * 12)
     members, missing, validation = find_sets("cifar10", tmp_path)
-    assert {m.name: len(m) for m in members} == {"cifar100": 4, "tin": 6, "mnist": 8}
-    assert all(m.partial for m in members)
+    counts = {m.name: sum(map(len, m.sources)) for m in members}
+    assert counts == {"cifar100": 4, "tin": 6, "mnist": 8}
+    assert all(m.partial(counts[m.name]) for m in members) and not members[0].partial(9_000)
     assert validation is not None and len(validation) == 3
     assert len(missing) == 3
     assert all(f"{name}.npz" in " ".join(missing) for name in ("svhn", "textures", "places"))

@@ -1,14 +1,18 @@
 """``vje evaluate RUN``: k-NN, posterior statistics and effective rank, as a table and as ``evaluation.json``."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from vje.config import Config, stored_config
 from vje.errors import UserError
 from vje.runs import RunFolder
+
+if TYPE_CHECKING:
+    from vje.evaluation.features import Features
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,14 @@ def run_config(folder: RunFolder, data: str | None, data_dir: Path | None) -> Co
     )
 
 
+def tell_unreadable(features: "Features", what: str) -> None:
+    """Say which files could not be read, if any: what is measured is without them."""
+    if features.failures:
+        name, reason = features.failures[0]
+        several = f", and {len(features.failures) - 1:,} more" if len(features.failures) > 1 else ""
+        print(f"{what}: left out, as they cannot be read: {name} ({reason}){several}", file=sys.stderr)
+
+
 def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[str, Any]:
     """What ``evaluation.json`` holds."""
     from rich.console import Console
@@ -77,6 +89,7 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
         if name == "test" or (source.labels is not None and splits.test.labels is not None):
             with counting(Console(stderr=True), f"{name} images") as report:
                 found[name] = cached_features(model, source, folder.cache, options.batch, options.workers, report)
+            tell_unreadable(found[name], f"{name} images")
     result = evaluate(model, found.get("train"), found["test"], options.k)
     result["data"] = {"name": config.data.data, "test_images": len(splits.test), "seed": config.run.seed}
     result |= {"epochs": config.optimizer.epochs, "finished": folder.model_file.exists()}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import tyro
 
-from vje.cli.evaluate import run_config
+from vje.cli.evaluate import run_config, tell_unreadable
 from vje.errors import UserError
 from vje.runs import RunFolder
 
@@ -37,6 +37,9 @@ class Options:
 def run(arguments: list[str]) -> int:
     """Write ``geometry.json`` and ``geometry.png``, print the table."""
     options = tyro.cli(Options, args=arguments, prog="vje geometry")
+    for option, value, least in (("--points", options.points, 0), ("--batch", options.batch, 1)):
+        if value < least:
+            raise UserError(f"{option} must be at least {least}, got {value}.")
     folder = RunFolder.open(options.run)
     config = run_config(folder, None, options.data_dir)
     from rich.console import Console
@@ -57,6 +60,7 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"geometry is between classes, and {config.data.data} has no labels: train with --labels.")
     with counting(Console(stderr=True), "test images") as report:
         features = cached_features(model, test, folder.cache, options.batch, options.workers, report)
+    tell_unreadable(features, "test images")
     assert features.labels is not None
     means = in_chunks(model, model.spaces, features.z)["mean"]
     statistics = in_chunks(model, model.statistics, features.z)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from vje.cli.evaluate import run_config
+from vje.cli.evaluate import run_config, tell_unreadable
 from vje.config import stored_config
 from vje.errors import UserError
 from vje.runs import RunFolder, distinct, write_json
@@ -49,6 +49,8 @@ TITLES = {
 }
 MIRROR = "_mirror"
 """Ends the name of a score that is the mean over an image and its mirror image."""
+RESERVED = ("id", "bank", "tuning")
+"""Names that sets of one's own cannot have."""
 CLASSIFIER_SCORES = ("msp", "energy", "react", "vim")
 CLASSIFIERS = {"own": "own classifier", "fitted": "probe"}
 
@@ -93,6 +95,11 @@ def run(arguments: list[str]) -> int:
         raise UserError("`vje ood` needs a run folder, such as runs/cifar10-ema.")
     if bool(options.id) != bool(options.ood):
         raise UserError("--id and --ood go together: what is in-distribution, and what is not.")
+    for option, value, least in (("--samples", options.samples, 0), ("--batch", options.batch, 1)):
+        if value < least:
+            raise UserError(f"{option} must be at least {least}, got {value}.")
+    if options.out is not None and len(options.runs) == 1:
+        raise UserError("--out is for the mean over several runs; the result of one is in RUN/ood.json.")
     folders = distinct(RunFolder.open(path) for path in options.runs)
     differing = _check_alike(folders)
     results = [_evaluate(folder, options) for folder in folders]
@@ -184,7 +191,9 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
 
     def features(what: str, source: "ImageSource") -> Features:
         with counting(console, what) as report:
-            return cached_features(model, source, folder.cache, options.batch, options.workers, report)
+            found = cached_features(model, source, folder.cache, options.batch, options.workers, report)
+        tell_unreadable(found, what)
+        return found
 
     splits = open_splits(config.data, config.run.seed, folder.read("data"))
     inside, members, validation = _sets(options, config.data.data, config.data.data_dir, splits.test)
@@ -204,19 +213,23 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
         tuning = features("validation images", validation[0]).z, features("OOD validation images", validation[1]).z
     scorer = build_scorer(model, bank, tuning, options.samples)
 
+    counts = {}
+
     def scores(what: str, sources: Sequence["ImageSource"]) -> "Scores":
-        found = scorer(embeddings([features(what, part) for part in sources]))
+        embedded = embeddings([features(what, part) for part in sources])
+        counts[what], found = len(embedded), scorer(embedded)
         if not options.mirror:
             return found
         other = scorer(embeddings([features(f"{what}, mirrored", MirroredSource(part)) for part in sources]))
         return found | {name + MIRROR: (found[name] + other[name]) / 2 for name in found}
 
-    id_scores = scores("in-distribution images", [inside])
+    id_scores = scores("id", [inside])
     ood_scores = {m.name: scores(m.name, m.sources) for m in members}
     result = compare(id_scores, ood_scores, {m.name: m.near for m in members})
     result |= {
-        "counts": {"id": len(inside), **{m.name: len(m) for m in members}},
-        "partial": [m.name for m in members if m.partial],
+        "counts": counts,
+        "partial": [m.name for m in members if m.partial(counts[m.name])],
+        "missing": {} if options.id else _missing(Path(config.data.data).stem, members),
         "tuned": dict(scorer.chosen),
         "data": config.data.data if options.id is None else options.id,
         "seed": config.run.seed,
@@ -226,8 +239,8 @@ def _evaluate(folder: RunFolder, options: Options) -> dict[str, Any]:
     }
     if scorer.classifier is not None:
         result["classifier"] = scorer.classifier
-    folder.write("ood", result)
     _draw(folder, id_scores, ood_scores, scorer.classifier)
+    folder.write("ood", result)
     return result
 
 
@@ -240,13 +253,25 @@ def _inputs(options: Options, sets: "Mapping[str, Sequence[ImageSource]]") -> st
 
 def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any] | None:
     """The result in the run folder, if this very code made it of the same weights, images and options."""
-    if not (folder.path / "ood.json").exists():
+    if not all((folder.path / name).exists() for name in ("ood.json", "ood-curves.json", "ood-roc.png")):
         return None
     found = folder.read("ood")
     if any(found.get(name) != used[name] for name in ("inputs", "weights")):
         return None
-    then, now = ((x["environment"]["vje"], x["environment"]["commit"] or "") for x in (found, used))
-    return found if then == now and not now[1].endswith("-changed") else None
+    then, now = (x["environment"]["commit"] for x in (found, used))
+    return found if now and then == now and not now.endswith("-changed") else None
+
+
+def _missing(benchmark: str, members: Sequence["Member"]) -> dict[str, list[str]]:
+    """Sets of the protocol that are not at hand, in each group that lacks any: its mean is not the protocol's."""
+    from vje.ood.benchmark import BENCHMARKS
+
+    there = {member.name for member in members}
+    groups: dict[str, list[str]] = {}
+    for wanted in BENCHMARKS[benchmark]:
+        if wanted.name not in there:
+            groups.setdefault("near" if wanted.near else "far", []).append(wanted.name)
+    return groups
 
 
 def _sets(
@@ -257,11 +282,13 @@ def _sets(
     from vje.ood.benchmark import BENCHMARKS, Member, find_sets, id_images
 
     if options.id is not None:
-        members = []
+        members: list[Member] = []
         for word in options.ood:
             name, equals, path = word.partition("=")
             if not (name and equals and path):
                 raise UserError(f"--ood {word}: write it as NAME=PATH.")
+            if name in (*RESERVED, *(member.name for member in members)):
+                raise UserError(f"--ood {word}: the name {name} is taken; choose another.")
             members.append(Member(name, None, (open_images((path,), None, data_dir),)))
         return open_images((options.id,), None, data_dir), members, None
     benchmark = Path(data).stem
@@ -314,8 +341,10 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     for name in sets:
         mark = "*" if name in first["partial"] else ""
         table.add_column(f"{name}{mark}\n{first['counts'][name]:,}", justify="right")
+    missing = first.get("missing", {})
     for name in groups:
-        table.add_column(name, justify="right", style="bold")
+        short = name in missing or (name == "avg" and missing)
+        table.add_column(f"{name}†" if short else name, justify="right", style="bold")
     for score, values in merged["scores"].items():
         cells = [cell(values[name]["auroc"]) for name in sets] + [cell(merged["summary"][score][g]) for g in groups]
         table.add_row(title(score, first.get("classifier")), *cells)
@@ -325,6 +354,8 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     )  # a narrow window wraps lines; a narrow table loses figures
     if first["partial"]:
         print(f"* not the protocol's own image list (other counts): {', '.join(first['partial'])}")
+    if missing:
+        print(f"† not the protocol's mean: without {', '.join(x for names in missing.values() for x in names)}")
     if first["tuned"]:
         print("chosen on validation images: " + ", ".join(f"{k} {v:g}" for k, v in first["tuned"].items()))
     for folder in folders:

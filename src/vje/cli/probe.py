@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vje.cli.evaluate import run_config
+from vje.cli.evaluate import run_config, tell_unreadable
 from vje.config import Config
 from vje.errors import UserError
 from vje.runs import RunFolder
@@ -89,8 +89,8 @@ def _check(options: Options) -> None:
     for rate in options.lr:
         if not 0 < rate < float("inf"):
             raise UserError(f"--lr must be positive numbers, got {rate}.")
-    if options.weight_decay < 0:
-        raise UserError(f"--weight-decay must be 0 or more, got {options.weight_decay}.")
+    if not 0 <= options.weight_decay < float("inf"):
+        raise UserError(f"--weight-decay must be a number, 0 or more, got {options.weight_decay}.")
     if not 0 < options.held_out < 1:
         raise UserError(f"--held-out must be between 0 and 1, got {options.held_out}.")
 
@@ -117,7 +117,9 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
 
     def features(what: str, source: "ImageSource") -> "Features":
         with counting(console, f"{what} images") as report:
-            return cached_features(model, source, folder.cache, workers=options.workers, report=report)
+            found = cached_features(model, source, folder.cache, workers=options.workers, report=report)
+        tell_unreadable(found, f"{what} images")
+        return found
 
     test = features("test", splits.test)
     assert test.labels is not None

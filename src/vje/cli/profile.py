@@ -190,4 +190,7 @@ def print_table(rows: list[dict[str, Any]], options: Options) -> None:
         table.add_column(COLUMNS[name], justify="right")
     for row in rows:
         table.add_row(row["method"], *(f"{row[name]:,}" for name in columns))
-    Console(width=max(100, Console().width)).print(table)  # a narrow window wraps lines; a narrow table loses figures
+    needed = 40 + 12 * len(columns)
+    Console(width=max(needed, Console().width)).print(
+        table
+    )  # a narrow window wraps lines; a narrow table loses figures

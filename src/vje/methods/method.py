@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vje.likelihood import at_least_float32
@@ -105,12 +106,12 @@ class Method(nn.Module, ABC):
 
     # What a trained model can say of an image
 
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: Tensor | NDArray[Any]) -> Tensor:
         """Embeddings z of images, float32, shape ``[B, D]``.
 
         Args:
-            images: float ``[B, C, H, W]`` that went through :attr:`preprocessing`, or raw uint8
-                ``[B, C, H, W]``, which is sent through it here.
+            images: a tensor or array ``[B, C, H, W]``: floats that went through :attr:`preprocessing`, or raw uint8,
+                which is sent through it here.
         """
         return at_least_float32(self.encoder(self._prepared(images)))
 
@@ -130,7 +131,8 @@ class Method(nn.Module, ABC):
         """The method's own scores ``[B]`` of embeddings; larger means more out-of-distribution."""
         return {}
 
-    def _prepared(self, images: Tensor) -> Tensor:
+    def _prepared(self, images: Tensor | NDArray[Any]) -> Tensor:
+        images = torch.as_tensor(images)
         if images.dtype != torch.uint8:
             return images
         if self.preprocessing is None:

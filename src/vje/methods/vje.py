@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self, get_args
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
@@ -183,13 +184,13 @@ class VJE(Method):
 
     # Inference
 
-    def posterior(self, images: Tensor) -> DiagonalGaussian:
+    def posterior(self, images: Tensor | NDArray[Any]) -> DiagonalGaussian:
         """Posterior of each image; ``images`` as for :meth:`Method.embed`."""
         posterior: DiagonalGaussian = self.inference(self.embed(images))
         return posterior
 
     @torch.no_grad()
-    def score(self, images: Tensor) -> dict[str, Tensor]:
+    def score(self, images: Tensor | NDArray[Any]) -> dict[str, Tensor]:
         """How well the model accounts for each image, by the likelihood of its own embedding at s = mean.
 
         Call ``model.eval()`` first (a loaded model is in evaluation mode already).

@@ -64,13 +64,9 @@ class Member:
     sources: tuple[ImageSource, ...]
     expected: int | None = None
 
-    def __len__(self) -> int:
-        return sum(map(len, self.sources))
-
-    @property
-    def partial(self) -> bool:
-        """Whether there are other images than the protocol says."""
-        return self.expected is not None and len(self) != self.expected
+    def partial(self, count: int) -> bool:
+        """Whether ``count`` images are not what the protocol says."""
+        return self.expected is not None and count != self.expected
 
 
 def without_first(source: ImageSource, count: int) -> tuple[ImageSource, ImageSource]:

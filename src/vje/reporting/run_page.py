@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from vje.ood.benchmark import BENCHMARKS
 from vje.reporting.atlas import TITLES, Atlas
 from vje.reporting.compare import OWN_SCORES
 from vje.reporting.html import Html, escaped, fill, page, table, tag
 from vje.reporting.run_curves import curve_panels, read_warnings
-from vje.runs import RunFolder
+from vje.runs import COMMANDS, RunFolder
 
 SCRIPTS = ("common.js", "charts.js", "pictures.js", "map.js", "galleries.js", "report.js")
 MINUS = "\u2212"
@@ -114,7 +116,7 @@ def _numbers(folder: RunFolder, weights: str | None) -> tuple[list[tuple[str, st
             if weights is not None and found.get("weights", weights) != weights:
                 notes.append(tag("span", f"{name}.json is of other weights than the model that is here now."))
         elif name == "evaluation" or (labelled and (name == "probe" or (name == "geometry" and method == "vje"))):
-            notes.append(_absent(what, f"vje {name} {folder.path}"))
+            notes.append(_absent(what, f"vje {COMMANDS[name]} {folder.path}"))
     return rows, notes
 
 
@@ -181,7 +183,9 @@ def map_section(atlas: Atlas | None, reason: str = "") -> Html:
 def _ood(folder: RunFolder, there: bool) -> Html:
     if there:
         return Html('<div id="ood-panels"></div>')
-    return tag("p", _absent("ROC curves and score densities", f"vje ood {folder.path}"), class_="note")
+    known = Path(folder.read("config")["data"]["data"]).stem in BENCHMARKS
+    command = f"vje ood {folder.path}" + ("" if known else " --id PATH --ood NAME=PATH")
+    return tag("p", _absent("ROC curves and score densities", command), class_="note")
 
 
 def _curves(found: dict[str, Any]) -> dict[str, Any] | None:
