@@ -1,0 +1,47 @@
+"""What scores are called in files, in figures and by people."""
+
+FIGURE_SCORES = (
+    *("nll", "nll_directional", "variance_trace", "neg_kl", "neg_anisotropy"),
+    *("ps_nll", "neg_kappa", "neg_elbo", "cosine_distance", "knn", "mahalanobis"),
+)
+CURVE_SCORES = ("nll", "ps_nll", "nll_directional", "variance_trace", "knn", "mahalanobis", "energy")
+"""Scores whose curves the report shows; more would hide each other."""
+TITLES = {
+    "nll": "NLL",
+    "nll_directional": "NLL dir",
+    "nll_radial": "NLL rad",
+    "nll_mc": "NLL sampled",
+    "variance_trace": "Tr(v)",
+    "neg_kl": "-KL",
+    "neg_anisotropy": "-CoV(v)",
+    "ps_nll": "PS NLL",
+    "neg_kappa": "-kappa",
+    "neg_elbo": "-ELBO",
+    "cosine_distance": "cosine distance",
+    "knn": "k-NN distance",
+    "mahalanobis": "Mahalanobis",
+    "mahalanobis_class": "Mahalanobis (classes)",
+    "feature_norm": "-|z|",
+    "msp": "MSP",
+    "energy": "energy",
+    "react": "ReAct",
+    "vim": "ViM",
+}
+MIRROR = "_mirror"
+"""Ends the name of a score that is the mean over an image and its mirror image."""
+CLASSIFIER_SCORES = ("msp", "energy", "react", "vim")
+CLASSIFIERS = {"own": "own classifier", "fitted": "probe"}
+
+
+def title(score: str, classifier: str | None = None) -> str:
+    """A score's name for people; of those on a linear classifier, with whose it was.
+
+    >>> title("msp", "own"), title("msp", "fitted"), title("nll", "own")
+    ('MSP (own classifier)', 'MSP (probe)', 'NLL')
+    >>> title("nll_mirror")
+    'NLL, mirrored too'
+    """
+    if score.endswith(MIRROR):
+        return f"{title(score.removesuffix(MIRROR), classifier)}, mirrored too"
+    name = TITLES.get(score, score)
+    return f"{name} ({CLASSIFIERS[classifier]})" if classifier and score in CLASSIFIER_SCORES else name
