@@ -26,8 +26,8 @@ def fit_batch(images: Tensor, size: int, crop: int) -> Tensor:
         size: of the shorter side.
         crop: at most ``size``.
 
-    >>> fit_batch(torch.tensor([[[[0, 10, 20, 30], [0, 10, 20, 30]]]], dtype=torch.uint8), size=1, crop=1)
-    tensor([[[[9]]]], dtype=torch.uint8)
+    >>> fit_batch(torch.tensor([[[[0, 100], [100, 200]]]], dtype=torch.uint8), size=1, crop=1)
+    tensor([[[[100]]]], dtype=torch.uint8)
     """
     short = min(images.shape[-2:])
     for axis in (-2, -1):

@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from vje.cli.probe import Options
 from vje.config import to_dict
+from vje.evaluation.probe import RATES
 from vje.recipes import load_recipe
+from vje.reporting.compare import USUAL_PROBE
 from vje.runs import RunFolder
 
 
@@ -132,6 +135,60 @@ def test_results_of_another_model_are_left_out(vje, make_run, tmp_path):
     answer = vje("compare", run, "--out", tmp_path / "c")
     assert cells_of(answer.out, "cifar10")[2:] == ["20", "80.00", "15,000"]  # what training saw last
     assert answer.out.count("older than the model") == 3
+    assert f"{run / 'evaluation.json'}, older than the model; `vje evaluate {run}` makes it anew" in answer.out
+
+
+def test_a_mean_over_some_of_the_runs_says_of_how_many(vje, make_run, tmp_path):
+    evaluation = {"knn": {"k": 20, "z": 81.5, "mean": 80.5}}
+    runs = [make_run(f"s{seed}", seed=seed, **({"evaluation": evaluation} if seed else {})) for seed in range(3)]
+    answer = vje("compare", *runs[:2], "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10")[3:] == ["80.75 ± 1.06", "15,000", "80.50 (1 of 2)"]
+    assert vje("report", *runs, "--out", tmp_path / "c.html").status == 0
+    assert "80.50 ± 0.00 (2 of 3)" in (tmp_path / "c.html").read_text(encoding="utf-8")
+
+
+def test_ood_averages_without_some_of_their_sets_are_left_out(vje, make_run, tmp_path):
+    summary = {"summary": {"knn": {"near": 89.0, "far": 94.0, "avg": 91.5}}}
+    part = make_run("part", ood=summary | {"missing": {"near": ["tin", "cifar100"], "far": []}})
+    whole = make_run("whole", seed=1, ood=summary | {"missing": {}})
+    answer = vje("compare", part, whole, "--out", tmp_path / "c")
+    values = groups_of(tmp_path)["cifar10"]["values"]
+    assert (values["near OOD k-NN"]["runs"], values["far OOD k-NN"]["runs"]) == (1, 2)
+    note = f"left out: near OOD of {part / 'ood.json'}, measured without tin, cifar100"
+    assert note in answer.out and groups_of(tmp_path)["cifar10"]["notes"] == [note]
+
+
+def probed(**changes):
+    """What ``vje probe`` writes of a run, with its usual options or others."""
+    lr = changes.pop("lr", RATES)
+    fields = {name: Options.__dataclass_fields__[name].default for name in USUAL_PROBE if name != "lr"}
+    spaces = {"z": {"top1": 90.0, "top5": None, "lr": lr[0], "rates": [{"lr": rate} for rate in lr]}}
+    return {"spaces": spaces, **fields, "momentum": 0.9, "seed": 3, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "title"),
+    [
+        ({}, "probe z"),
+        ({"seed": 7}, "probe z"),
+        ({"epochs": 5, "batch": 64}, "probe z (epochs=5, batch=64)"),
+        ({"lr": (0.1, 0.3)}, "probe z (lr=0.1/0.3)"),
+        ({"standardize": False, "augment": True}, "probe z (no-standardize, augment)"),
+        ({"weight_decay": 1e-4}, "probe z (weight-decay=0.0001)"),
+    ],
+)
+def test_probes_of_another_protocol_have_columns_of_their_own(vje, make_run, tmp_path, changes, title):
+    runs = [make_run("usual", probe=probed()), make_run("other", seed=1, probe=probed(**changes))]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    found = groups_of(tmp_path)["cifar10"]["values"]
+    assert [name for name in found if name.startswith("probe")] == list(dict.fromkeys(["probe z", title]))
+    assert all(word in answer.out for word in title.split(" ("))
+
+
+@pytest.mark.parametrize("given", ["cmp-lr0.1", "cmp-lr0.1.png", "cmp-lr0.1.json"])
+def test_a_name_with_dots_is_kept(vje, make_run, tmp_path, given):
+    assert vje("compare", make_run("run"), "--out", tmp_path / given).status == 0
+    assert sorted(file.name for file in tmp_path.glob("cmp*")) == ["cmp-lr0.1.json", "cmp-lr0.1.png"]
 
 
 def test_other_numbers_of_neighbours_have_columns_of_their_own(vje, make_run, tmp_path):

@@ -75,7 +75,7 @@ def test_stopping_loses_nothing_and_a_second_call_completes(tmp_path, declaratio
     assert done.status == 0, done
     assert f"{second.path.name}: resuming: train, evaluate" in done.out
     assert first.model_file.stat().st_mtime_ns == made
-    table = read_json(out / "pair.json")
+    table = read_json(out / "pair_e6.json")
     ours = [row["cells"][0]["ours"]["mean"] for row in table["rows"]]
     assert ours == [first.metrics()[-1]["knn"]["z"], second.read("evaluation")["knn"]["z"]]
     assert table["scaled"] == "6 of the paper's 12 epochs in some cells"
@@ -98,6 +98,27 @@ def test_nothing_is_planned_with_torch(tmp_path):
     assert answer.stdout.splitlines()[-1] == "False 0"
     assert "nu-sweep" in answer.stdout and "0 of 72 runs" in answer.stdout
     assert "counted, not measured" in answer.stdout and "a GPU adds speed and memory" in answer.stdout
+
+
+def test_the_list_has_whole_tables_or_else_the_smaller_ones(tmp_path, vje):
+    for name, scaled in (("_e50", "50 epochs"), ("_e50_s1", "50 epochs, 1 seed"), ("_extra", "another's")):
+        write_json(tmp_path / f"nu-sweep{name}.json", {"scaled": scaled})
+        write_json(tmp_path / f"isotropic{name}.json", {"scaled": scaled})
+    write_json(tmp_path / "isotropic.json", {"scaled": ""})
+    said = vje("reproduce", "--list", "--out", tmp_path, "--data-dir", tmp_path).out
+    assert said.count("50 epochs; 50") == 1 and "another's" not in said
+    assert said.count("whole") == 1
+
+
+def test_ood_sets_that_are_missing_are_named_before_anything_is_trained(tmp_path, vje, monkeypatch):
+    def no_time(runner):
+        runner.stopped = True
+
+    monkeypatch.setattr("vje.experiments.execute.Runner.__call__", no_time)
+    for more in (["--dry-run"], []):
+        said = vje("reproduce", "ood-nu-sweep", "ood-roc", "--out", tmp_path, "--data-dir", tmp_path, *more).out
+        assert said.count("textures (the Describable Textures images") == 1
+    assert "textures (" not in vje("reproduce", "isotropic", "--out", tmp_path, "--dry-run").out
 
 
 def test_runs_that_diverged_are_finished_work(tmp_path, declaration, vje):

@@ -49,6 +49,8 @@ def test_every_method_is_in_the_table_of_methods():
     methods = {load_recipe(row.recipe).method for row in rows}
     assert methods == set(method_names())
     assert all(load_recipe(row.recipe).optimizer.epochs == 200 or row.epochs == 100 for row in rows)
+    shorter = [row.name for row in rows if row.epochs == 100]
+    assert f"{', '.join(shorter[:-1])} and {shorter[-1]} have 100 epochs" in load_experiment("cifar10-methods").notes[0]
 
 
 @pytest.mark.parametrize("name", TABLES + FIGURES)

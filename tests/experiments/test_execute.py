@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
+from vje.errors import UserError
 from vje.experiments.execute import Runner, _locked
 from vje.experiments.plan import Job, Run
 from vje.runs import RunFolder
@@ -32,9 +34,9 @@ def job(out, seed, *steps, **more):
 
 @pytest.fixture
 def work(tmp_path):
-    def run(*jobs, parallel=1, minutes=None):
+    def run(*jobs, parallel=1, minutes=None, replan=None):
         console = Console(record=True, width=300)
-        runner = Runner(jobs, None, parallel, console, minutes)
+        runner = Runner(jobs, None, parallel, console, minutes, replan)
         runner()
         return runner, console.export_text()
 
@@ -99,9 +101,7 @@ def test_a_request_to_stop_reaches_the_child_once_and_starts_nothing_more(tmp_pa
     )
 
     def ask():
-        until = time.monotonic() + 20
-        while not (tmp_path / "ready").exists() and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(tmp_path / "ready")
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
@@ -113,8 +113,72 @@ def test_a_request_to_stop_reaches_the_child_once_and_starts_nothing_more(tmp_pa
     assert signal.getsignal(number) is before
 
 
-def test_a_run_that_another_process_makes_is_left_alone(tmp_path, work):
+# Runs that another process has in hand
+
+
+def wait_for(file):
+    until = time.monotonic() + 20
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert file.exists()
+
+
+ORPHAN = """
+import pathlib, runpy, sys
+from rich.console import Console
+here, out = runpy.run_path(sys.argv[1]), pathlib.Path(sys.argv[2])
+wait = "(place / 'begun').touch()\\nwhile not (place / 'other').exists(): time.sleep(0.01)\\n(place / 'made').touch()"
+here["Runner"]([here["job"](out, 0, wait, "(place / 'never').touch()")], None, 1, Console())()
+"""
+
+
+def test_what_outlived_its_parent_is_waited_for_while_others_go_on(tmp_path, work):
+    """The call before was killed, and its child goes on until it sees what the other job makes."""
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN, __file__, str(tmp_path)])
+    wait_for(tmp_path / "begun")
+    parent.kill()
+    parent.wait()
+    steps = ["(place / 'twice').touch()", "(place / 'made').rename(place / 'measured')"]
+
+    def replan():
+        assert (tmp_path / "made").exists()
+        return [job(tmp_path, 0, steps[1]), job(tmp_path, 1)]
+
+    runner, said = work(job(tmp_path, 0, *steps), job(tmp_path, 1, "(place / 'other').touch()"), replan=replan)
+    assert runner.failures == {} and not runner.stopped
+    assert (tmp_path / "measured").exists()
+    assert not (tmp_path / "twice").exists() and not (tmp_path / "never").exists()
+    assert said.count("digits_e1_s0: another process is making it") == 1
+    assert said.index("[1 of 2] digits_e1_s1") < said.index("[2 of 2] digits_e1_s0")
+
+
+@pytest.mark.parametrize(("wrong", "words"), [("", "nothing is left to do"), ("other settings", "other settings")])
+def test_what_another_process_finished_or_spoiled_is_not_begun(tmp_path, work, monkeypatch, wrong, words):
+    busy = [None] * 3
+    monkeypatch.setattr("vje.experiments.execute._locked", lambda file: busy.pop() if busy else _locked(file))
+
+    def replan():
+        if wrong:
+            raise UserError(wrong)
+        return [job(tmp_path, 0)]
+
+    runner, said = work(job(tmp_path, 0, "(place / 'twice').touch()"), replan=replan)
+    assert runner.failures == ({"digits_e1_s0": wrong} if wrong else {}) and words in said
+    assert not (tmp_path / "twice").exists()
+
+
+@pytest.mark.parametrize("minutes", [0.005, None])
+def test_waiting_for_another_process_ends_with_the_time_and_with_ctrl_c(tmp_path, work, minutes):
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt():
+        while signal.getsignal(signal.SIGINT) is before:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if minutes is None:
+        threading.Thread(target=interrupt, daemon=True).start()
     with _locked(tmp_path / "digits_e1_s0.log"):
-        runner, said = work(job(tmp_path, 0, "(place / 'twice').touch()"))
-    assert "another process is making it" in said and "digits_e1_s0" in runner.failures
+        runner, said = work(job(tmp_path, 0, "(place / 'twice').touch()"), minutes=minutes)
+    assert runner.stopped and runner.failures == {} and (minutes is None or "waiting until it is through" in said)
     assert not (tmp_path / "twice").exists()

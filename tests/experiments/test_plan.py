@@ -5,13 +5,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vje.config import to_dict
 from vje.errors import UserError
 from vje.experiments import load_experiment
 from vje.experiments.estimate import clock, estimate
-from vje.experiments.plan import Run, Scale, changed_options, divergence, plan, plan_all
+from vje.experiments.plan import Run, Scale, changed_options, divergence, missing_sets, plan, plan_all
 from vje.experiments.table import Missing, Results
 from vje.runs import RunFolder
 
@@ -81,9 +82,10 @@ def test_records_without_weights_are_finished_but_cannot_be_measured(tmp_path, e
     """As in a repository of results: the table is made from them, and what they lack is said."""
     first, second, third, _ = (job.run for job in plan(experiment, Scale(), tmp_path, None))
     for run, evaluated in ((first, True), (second, False)):
-        make_run(tmp_path, run, evaluated=evaluated).model_file.unlink()
-    make_run(tmp_path, third).model_file.unlink()
-    (tmp_path / third.name / "checkpoints" / "last").touch()  # stopped on its last steps, and can go on
+        folder = make_run(tmp_path, run, evaluated=evaluated)
+        folder.model_file.unlink()
+        folder.checkpoints.rmdir()
+    make_run(tmp_path, third).model_file.unlink()  # killed after its last epoch, before anything was saved
     jobs = plan(experiment, Scale(), tmp_path, None)
     assert [(job.state, job.steps, bool(job.obstacle)) for job in jobs[:3]] == [
         ("finished", (), False),
@@ -161,6 +163,13 @@ def test_scaling_down_is_said_and_has_folders_of_its_own(tmp_path, experiment):
     assert Scale(epochs=200).label(load_experiment("ood-common-bench")) == (
         "200 of the paper's 800 epochs in some cells"
     )
+    assert Scale(epochs=50).label(load_experiment("cifar10-methods")) == "50 of the published 100 or 200 epochs"
+
+
+def test_only_smaller_tables_have_their_scale_in_the_file_name(experiment):
+    scales = [Scale(), Scale(3, 2), Scale(epochs=1), Scale(seeds=1), Scale(1, 1), Scale(1, 7)]
+    names = [scale.file_name(experiment) for scale in scales]
+    assert names == ["mine", "mine", "mine_e1", "mine_s1", "mine_e1_s1", "mine_e1"]
 
 
 def test_data_that_is_not_there_is_an_obstacle_for_its_runs_alone(tmp_path):
@@ -168,6 +177,18 @@ def test_data_that_is_not_there_is_an_obstacle_for_its_runs_alone(tmp_path):
     hindered = {job.run.recipe for job in jobs if job.obstacle}
     assert hindered == {"tiny-imagenet"}
     assert "tiny-imagenet cannot be downloaded: put its images into" in next(j.obstacle for j in jobs if j.obstacle)
+
+
+def test_ood_sets_that_are_not_there_are_named_where_they_would_be_measured(tmp_path):
+    """Those that can be downloaded are not missing; those that cannot are a file or a folder of images."""
+    np.savez(tmp_path / "tin.npz", test_images=np.zeros((1, 8, 8, 3), np.uint8))
+    (tmp_path / "places").mkdir()  # and no image in it
+    jobs = plan(load_experiment("ood-scoring-datasets"), Scale(seeds=1), tmp_path, tmp_path)
+    (line,) = missing_sets(jobs, tmp_path)
+    assert "cifar10 runs" in line and str(tmp_path) in line
+    assert "textures (the Describable Textures images" in line and "places (" in line
+    assert not any(f"{name} (" in line for name in ("tin", "mnist", "svhn", "cifar100"))
+    assert missing_sets(plan(load_experiment("nu-sweep"), Scale(seeds=1), tmp_path, tmp_path), tmp_path) == []
 
 
 def test_the_estimate_is_by_runs_that_are_there_or_stated(tmp_path, experiment):

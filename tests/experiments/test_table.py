@@ -67,6 +67,7 @@ value = "metrics:kl"
 [[rows]]
 name = "all"
 """
+OOD = {"svhn": "scores.nll.svhn.auroc"} | {part: f"summary.nll.{part}" for part in ("near", "far", "avg")}
 VALUES = ([80.0, 81.5, 86.0], [70.0, 71.0, 78.0], [0.5, 0.25, 0.75])
 
 
@@ -95,7 +96,7 @@ def declared(tmp_path):
 def make(experiment, out, scale=Scale(), failures=None):  # noqa: B008
     console = Console(record=True, width=200)
     files = write(experiment, scale, plan(experiment, scale, out, None), failures or {}, out, console)
-    return files, read_json(out / "mine.json"), (out / "mine.md").read_text()
+    return files, read_json(files[1]), files[0].read_text()
 
 
 def test_cells_are_mean_deviation_and_difference(tmp_path, declared):
@@ -149,7 +150,11 @@ def test_a_run_that_diverged_leaves_its_cell_empty_even_if_epochs_before_have_th
 
 def test_a_smaller_table_says_so_everywhere(tmp_path, declared):
     experiment = declared(TABLE)
-    _, found, page = make(experiment, tmp_path, Scale(epochs=1, seeds=2))
+    whole = make(experiment, tmp_path)[0]
+    before = [file.read_bytes() for file in whole]
+    files, found, page = make(experiment, tmp_path, Scale(epochs=1, seeds=2))
+    assert [file.name for file in files] == ["mine_e1_s2.md", "mine_e1_s2.json"]
+    assert [file.read_bytes() for file in whole] == before
     said = "1 of the paper's 2 epochs, 2 of the paper's 3 seeds"
     assert found["scaled"] == said
     assert page.startswith(f"# digits (tab:digits) [{said}]")
@@ -164,6 +169,23 @@ def test_curves_are_means_over_seeds(tmp_path, declared):
     assert np.array(series["points"]) == pytest.approx(np.array(expected))
     assert files[-1].read_bytes().startswith(b"\x89PNG")
     assert "![curves](mine.png)" in page
+    files, _, page = make(experiment, tmp_path, Scale(seeds=1))
+    assert files[-1].name == "mine_s1.png" and "![curves](mine_s1.png)" in page
+
+
+def test_ood_averages_without_some_of_their_sets_are_missing(tmp_path, declared):
+    """Of the runs, the first has all sets, the second no Tiny ImageNet, the third (as of old) says nothing."""
+    parts = "".join(f'[[columns]]\nname = "{p}"\nrecipe = "digits"\nvalue = "ood:{v}"\n' for p, v in OOD.items())
+    fill(tmp_path, experiment := declared(f'about = "OOD"\nepochs = 2\n{parts}[[rows]]\nname = "all"\n'))
+    for seed, more in enumerate(({"missing": {"near": []}}, {"missing": {"near": ["tin"], "far": ["a", "b"]}}, {})):
+        found = {"scores": {"nll": {"svhn": {"auroc": 90.0}}}, "summary": {"nll": {"near": 1, "far": 2, "avg": 1.5}}}
+        RunFolder(tmp_path / f"digits_e2_s{seed}").write("ood", found | more | {"counts": {}})
+    _, found, page = make(experiment, tmp_path)
+    counts = [len(cell["ours"]["values"]) for cell in found["rows"][0]["cells"]]
+    assert counts == [3, 2, 2, 2]  # a set by itself is whole
+    assert "Missing, near OOD was measured without tin: digits_e2_s1." in page
+    assert "Missing, far OOD was measured without a, b: digits_e2_s1." in page
+    assert "Missing, avg OOD was measured without tin, a, b: digits_e2_s1." in page
 
 
 def test_a_difference_needs_both():

@@ -15,7 +15,7 @@ class Options:
 
     Runs that differ in their seeds alone are put together, as mean and standard deviation. What is shown was measured
     before, by `vje train`, `vje evaluate`, `vje probe` and `vje ood`; what was not measured, or of other weights than
-    the run's model, stays empty. Unfinished runs are marked.
+    the run's model, or an average without some of its sets, stays empty. Unfinished runs are marked.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -39,15 +39,18 @@ def run(arguments: list[str]) -> int:
     summaries = [group.summary() for group in groups]
     columns = list(dict.fromkeys(name for summary in summaries for name in summary))
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("run", "runs", "epochs", *columns):
-        table.add_column(title, justify="left" if title == "run" else "right", no_wrap=title == "run")
+    table.add_column("run")
+    for title in ("runs", "epochs", *columns):
+        table.add_column(title.replace(" (", "\n("), justify="right")
     for group, summary in zip(groups, summaries, strict=True):
         cells = [cell(summary.get(name), name) for name in columns]
         table.add_row(group.name, str(len(group.runs)), group.epochs(), *cells)
-    Console(width=max(Console().width, 30 + 13 * (len(columns) + 2))).print(table)
+    needed = Console(width=1000).measure(table).maximum  # a narrow window wraps lines; a narrow table loses figures
+    Console(width=max(Console().width, needed)).print(table)
     for note in footnotes(groups):
         print(note)
-    picture, record = options.out.with_suffix(".png"), options.out.with_suffix(".json")
+    out = options.out.with_suffix("") if options.out.suffix.lower() in (".png", ".json") else options.out
+    picture, record = (out.with_name(f"{out.name}{ending}") for ending in (".png", ".json"))  # a name may have dots
     save_comparison(picture, groups)
     entries = [
         {

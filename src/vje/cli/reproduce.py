@@ -1,5 +1,6 @@
 """``vje reproduce NAME``: make a table or figure of the paper, from its runs to the comparison with the paper."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ import tyro
 from vje.errors import UserError
 from vje.experiments import Experiment, experiment_names, load_experiment
 from vje.experiments.estimate import clock, estimate
-from vje.experiments.plan import Job, Scale, divergence, plan, plan_all, profile_state
+from vje.experiments.plan import Job, Scale, divergence, missing_sets, plan, plan_all, profile_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +71,7 @@ def run(arguments: list[str]) -> int:
             jobs = plan(experiment, scale, options.out, options.data_dir)
             _print_plan(experiment, jobs, options.out, scale, console)
         jobs = plan_all(experiments, scale, options.out, options.data_dir)
+        _print_missing_sets(jobs, options, console)
         _print_estimate(jobs, options.out, console)
         return 0
     return _make(experiments, options, scale, console)
@@ -79,11 +81,15 @@ def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, c
     from vje.experiments.execute import Runner, can_profile, profile
     from vje.experiments.write import write
 
-    jobs = plan_all(experiments, scale, options.out, options.data_dir, thorough=True)
+    def planned() -> list[Job]:
+        return plan_all(experiments, scale, options.out, options.data_dir, thorough=True)
+
+    jobs = planned()
     options.out.mkdir(parents=True, exist_ok=True)
-    runner = Runner(jobs, options.data_dir, options.jobs, console, options.minutes)
+    runner = Runner(jobs, options.data_dir, options.jobs, console, options.minutes, planned)
     if not options.table_only:
         _print_obstacles(jobs, console)
+        _print_missing_sets(jobs, options, console)
         for job in jobs:
             if job.state == "diverged":
                 _say(console, _diverged(job), "yellow")
@@ -137,6 +143,11 @@ def _print_obstacles(jobs: list[Job], console: "Console") -> None:
         _say(console, f"{count} runs are left out: {obstacle}.", "yellow")
 
 
+def _print_missing_sets(jobs: list[Job], options: Options, console: "Console") -> None:
+    for line in missing_sets(jobs, options.data_dir):
+        _say(console, line, "yellow")
+
+
 def _diverged(job: Job) -> str:
     return (
         f"{job.run.name}: {divergence(job.folder)} and not trained again; to try: vje train --resume {job.folder.path}"
@@ -160,10 +171,7 @@ def _list(options: Options, scale: Scale, console: "Console") -> int:
 
 def _progress(experiment: Experiment, options: Options, scale: Scale) -> tuple[str, str, str]:
     """What a table needs, how much of that there is, and what was written of it."""
-    from vje.runs import read_json
-
-    file = options.out / f"{experiment.name}.json"
-    written = (read_json(file).get("scaled") or "whole") if file.exists() else ""
+    written = _written(experiment.name, options.out)
     if _profiles(experiment):
         made = {"missing": "0 of 1", "counted": "counted, not measured", "measured": "1 of 1"}
         return "a GPU for speed and memory", made[profile_state(options.out)], written
@@ -174,6 +182,16 @@ def _progress(experiment: Experiment, options: Options, scale: Scale) -> tuple[s
     data = ", ".join(dict.fromkeys(job.run.data() for job in jobs))
     done = sum(not job.steps for job in jobs)
     return data or "nothing", f"{done} of {len(jobs)} runs" if jobs else "", written
+
+
+def _written(name: str, out: Path) -> str:
+    """How much of a table was written: the whole, or else which smaller ones."""
+    from vje.runs import read_json
+
+    scale = re.compile(r"(_e\d+)?(_s\d+)?")
+    files = [file for file in sorted(out.glob(f"{name}*.json")) if scale.fullmatch(file.stem.removeprefix(name))]
+    whole = out / f"{name}.json"
+    return "; ".join(read_json(file).get("scaled") or "whole" for file in ([whole] if whole in files else files))
 
 
 def _profiles(experiment: Experiment) -> bool:

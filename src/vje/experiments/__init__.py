@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from vje.config import from_dict
 from vje.errors import UserError
+from vje.runs import COMMANDS as COMMANDS
 
-COMMANDS = {"evaluation": "evaluate", "ood": "ood", "geometry": "geometry", "probe": "probe"}
-"""The command that writes each file of a run that values are read from."""
 FILES = (*COMMANDS, "metrics", "profile")
 """What the part of a value's path before the colon may be; ``metrics`` is the last epoch's record."""
 PICTURES = {"geometry.png": "geometry", "ood-roc.png": "ood", "ood-nll.png": "ood"}

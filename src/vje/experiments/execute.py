@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from vje.errors import UserError
 from vje.experiments.plan import PYTHON, Job, divergence, profile_state, state_of
 from vje.runs import write_json
 
@@ -74,6 +75,7 @@ class Runner:
         parallel: how many at a time.
         console: to say what happens.
         minutes: after which to stop, as Ctrl-C would; None for no limit.
+        replan: gives the jobs as things stand, for those that another process had in hand.
         failures: what went wrong, by the run's name.
         stopped: whether someone asked to stop.
     """
@@ -83,6 +85,7 @@ class Runner:
     parallel: int
     console: Console
     minutes: float | None = None
+    replan: Callable[[], Sequence[Job]] | None = None
     failures: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
 
@@ -90,14 +93,16 @@ class Runner:
         self._waiting = [job for job in self.jobs if job.steps and not job.obstacle]
         self._total = len(self._waiting)
         self._children: list[Child] = []
+        self._elsewhere: set[str] = set()
 
     def __call__(self) -> None:
         """Run everything, or as much as there is time for before a request to stop."""
         until = math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
         with self._listening(), self._live() as live:
             while self._children or (self._waiting and not self.stopped):
-                while self._waiting and len(self._children) < self.parallel and not self.stopped:
-                    self._begin(self._waiting.pop(0))
+                for _ in list(self._waiting):  # each once, as one that has to wait goes to the end
+                    if len(self._children) < self.parallel and not self.stopped:
+                        self._begin(self._waiting.pop(0))
                 time.sleep(POLL)
                 if time.monotonic() >= until and not self.stopped:
                     self._say(f"{self.minutes:g} minutes are over", "yellow")
@@ -108,17 +113,42 @@ class Runner:
                     live.update(Text("\n".join(child.line() for child in self._children)))
 
     def _begin(self, job: Job) -> None:
-        log = _locked(job.folder.path.with_name(f"{job.folder.path.name}.log"))
+        """Start a job, or put it last if another process has it in hand: perhaps one that outlived its parent."""
+        name, file = job.run.name, job.folder.path.with_name(f"{job.folder.path.name}.log")
+        log = _locked(file)
         if log is None:
-            self.failures[job.run.name] = "another process is making it"
-            self._say(f"{job.run.name}: another process is making it, so it is left to that one", "yellow")
+            self._waiting.append(job)
+            if name not in self._elsewhere:
+                self._elsewhere.add(name)
+                self._say(f"{name}: another process is making it, see {file}; waiting until it is through", "yellow")
             return
+        if name in self._elsewhere:
+            planned = self._planned(job)
+            if planned is None:
+                log.close()
+                return
+            job = planned
         child = Child(job, list(job.steps), log)
         number = self._total - len(self._waiting)
         how = "resuming" if job.state == "interrupted" else "next"
         self._say(f"[{number} of {self._total}] {job.run.name}: {how}: {', '.join(child.steps)}")
         self._children.append(child)
         child.start(self.data_dir)
+
+    def _planned(self, job: Job) -> Job | None:
+        """What another process has left to do of a job; None if nothing, or nothing that can be done."""
+        name = job.run.name
+        try:
+            jobs = {found.run.name: found for found in self.replan()} if self.replan is not None else {}
+        except UserError as error:
+            self.failures[name] = str(error)
+            self._say(f"{name}: {error}", "red")
+            return None
+        job = jobs.get(name, job)
+        if job.steps and not job.obstacle:
+            return job
+        self._say(f"{name}: the other process is through; {job.obstacle or 'nothing is left to do'}")
+        return None
 
     def _look(self, child: Child) -> None:
         """Go on to the next step, if the present one is over."""

@@ -15,10 +15,11 @@ from typing import Any
 from vje.config import Config, changed_fields, read_config, stored_config, to_dict
 from vje.data.registry import check_data
 from vje.errors import UserError
-from vje.experiments import COMMANDS, PICTURES, Cell, Experiment
+from vje.experiments import PICTURES, Cell, Experiment
 from vje.methods import method_names
+from vje.ood.benchmark import BENCHMARKS
 from vje.recipes import load_recipe, recipe_names
-from vje.runs import RunFolder, read_json
+from vje.runs import COMMANDS, RunFolder, read_json
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,38 @@ class Scale:
 
     def label(self, experiment: Experiment) -> str:
         """What is less than the paper's, in words; empty if nothing is."""
+        whose = "the paper's" if experiment.source == "paper" else f"the {experiment.source}"
+        limits = self._limits(experiment).items()
+        return ", ".join(filter(None, (_less(limit, declared, whose, what) for what, (limit, declared) in limits)))
+
+    def file_name(self, experiment: Experiment) -> str:
+        """What its table's files are called, less the ending: a smaller one does not overwrite the whole one."""
+        limits = self._limits(experiment).items()
+        cut = [f"{what[0]}{limit}" for what, (limit, declared) in limits if _above(limit, declared)]
+        return "_".join([experiment.name, *cut])
+
+    def _limits(self, experiment: Experiment) -> dict[str, tuple[int | None, list[int]]]:
+        """Each limit, and what cells have of it in the paper."""
         cells = [cell for row in experiment.cells() for cell in row if cell.recipe]
-        epochs = _less(self.epochs, [cell.epochs for cell in cells], "epochs")
-        seeds = _less(self.seeds, [cell.seeds for cell in cells], "seeds")
-        return ", ".join(filter(None, [epochs, seeds]))
+        return {
+            "epochs": (self.epochs, [cell.epochs for cell in cells]),
+            "seeds": (self.seeds, [cell.seeds for cell in cells]),
+        }
 
 
-def _less(limit: int | None, declared: list[int], what: str) -> str:
+def _above(limit: int | None, declared: list[int]) -> list[int]:
+    return sorted({count for count in declared if limit is not None and count > limit})
+
+
+def _less(limit: int | None, declared: list[int], whose: str, what: str) -> str:
     """How a limit falls short of the paper.
 
-    >>> _less(200, [200, 400, 800], "epochs")
+    >>> _less(200, [200, 400, 800], "the paper's", "epochs")
     "200 of the paper's 400 or 800 epochs in some cells"
     """
-    cut = sorted({count for count in declared if limit is not None and count > limit})
+    cut = _above(limit, declared)
     some = " in some cells" if cut and any(count not in cut for count in declared) else ""
-    return f"{limit} of the paper's {' or '.join(map(str, cut))} {what}{some}" if cut else ""
+    return f"{limit} of {whose} {' or '.join(map(str, cut))} {what}{some}" if cut else ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,10 @@ class Run:
     def data(self) -> str:
         """Name of its images."""
         return str(dict(self.options).get("data", _base_config(self.recipe).data.data))
+
+    def data_dir(self, given: Path | None) -> Path:
+        """Where its images are: the folder given, or the recipe's own."""
+        return given or _base_config(self.recipe).data.data_dir
 
     def train(self, folder: Path, data_dir: Path | None) -> list[str]:
         """The command that starts it, or goes on with it."""
@@ -197,10 +219,36 @@ def _job(
         obstacle = "only their records were kept, and measuring more needs their weights"
     elif steps:
         try:
-            check_data(run.data(), data_dir or _base_config(run.recipe).data.data_dir)
+            check_data(run.data(), run.data_dir(data_dir))
         except UserError as error:
             obstacle = str(error)
     return Job(run, folder, state, steps, obstacle)
+
+
+def missing_sets(jobs: Sequence[Job], data_dir: Path | None) -> list[str]:
+    """A line for each benchmark's out-of-distribution sets that ``vje ood`` will look for and not find."""
+    places = {
+        (Path(job.run.data()).stem, job.run.data_dir(data_dir))
+        for job in jobs
+        if "ood" in job.steps and not job.obstacle
+    }
+    lines = []
+    for benchmark, place in sorted(places):
+        absent = [wanted for wanted in BENCHMARKS.get(benchmark, ()) if not _is_there(wanted.name, place)]
+        if absent:
+            words = ", ".join(f"{wanted.name} ({wanted.source})" for wanted in absent)
+            lines.append(
+                f"vje ood of {benchmark} runs will lack sets that are not in {place}, and their averages: {words}."
+            )
+    return lines
+
+
+def _is_there(data: str, data_dir: Path) -> bool:
+    try:
+        check_data(data, data_dir)
+    except UserError:
+        return False
+    return True
 
 
 def state_of(folder: RunFolder, epochs: int) -> str:
@@ -214,9 +262,11 @@ def state_of(folder: RunFolder, epochs: int) -> str:
 
 
 def is_record(folder: RunFolder) -> bool:
-    """Whether only the records of a run were kept: neither its model nor anything to resume it from."""
-    kept = folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
-    return not folder.model_file.exists() and not kept
+    """Whether only the records of a run were kept: neither its model nor the folder of checkpoints.
+
+    That folder, empty or not, is there from the beginning of a run; git keeps no empty ones.
+    """
+    return not folder.model_file.exists() and not folder.checkpoints.is_dir()
 
 
 def divergence(folder: RunFolder) -> str:

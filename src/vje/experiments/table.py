@@ -12,9 +12,9 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vje.experiments import COMMANDS, Cell, Experiment, Number
+from vje.experiments import Cell, Experiment, Number
 from vje.experiments.plan import Job, Run, Scale, divergence, is_fresh
-from vje.runs import RunFolder, read_json
+from vje.runs import COMMANDS, RunFolder, read_json
 
 SHOWN = 6
 """Runs that are named in a note, at most."""
@@ -89,6 +89,8 @@ class Results:
             raise Missing(self._why(run, f"not measured yet (vje {COMMANDS[file]})"))
         else:
             record = folder.read(file)
+        if file == "ood" and rest.startswith("summary."):
+            _check_complete(record, rest.rpartition(".")[2])
         return lookup(record, rest, f"{file}.json")
 
     def folders(self, experiment: Experiment) -> list[RunFolder]:
@@ -146,6 +148,14 @@ def lookup(record: Any, path: str, file: str) -> float:
     if not math.isfinite(value):
         raise Missing(f"{path} is not finite")
     return value
+
+
+def _check_complete(ood: Mapping[str, Any], part: str) -> None:
+    """Refuse an average (near, far or avg) over fewer sets than the protocol has."""
+    groups = ood.get("missing", {}).items()
+    absent = [name for group, names in groups if part in (group, "avg") for name in names]
+    if absent:
+        raise Missing(f"{part} OOD was measured without {', '.join(absent)}")
 
 
 # What is written

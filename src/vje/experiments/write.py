@@ -47,8 +47,9 @@ def write(
     Returns:
         The files written.
     """
+    file = out / scale.file_name(experiment)
     results = Results(out, scale, {job.run.name: job for job in jobs}, failures)
-    content = _table(experiment, results) if experiment.kind == "table" else _figure(experiment, results, out)
+    content = _table(experiment, results) if experiment.kind == "table" else _figure(experiment, results, file)
     folders = results.folders(experiment)
     made = provenance(folders, jobs, _profiled(experiment, out))
     scaled = scale.label(experiment)
@@ -63,7 +64,7 @@ def write(
     }
     record |= {"notes": notes, **content.get("data", {}), "made": made}
     _print(experiment, scaled, content, notes, console)
-    files = [out / f"{experiment.name}.md", out / f"{experiment.name}.json", *content.get("pictures", [])]
+    files = [out / f"{file.name}.md", out / f"{file.name}.json", *content.get("pictures", [])]
     write_atomically(files[0], _page(experiment, scaled, content, notes).encode())
     write_json(files[1], record)
     return files
@@ -81,10 +82,10 @@ def _table(experiment: Experiment, results: Results) -> dict[str, Any]:
     }
 
 
-def _figure(experiment: Experiment, results: Results, out: Path) -> dict[str, Any]:
+def _figure(experiment: Experiment, results: Results, place: Path) -> dict[str, Any]:
     from vje.reporting.panels import save_panels, save_scalar
 
-    file = out / f"{experiment.name}.png"
+    file = place.with_name(f"{place.name}.png")
     if experiment.kind == "scalar":
         save_scalar(file)
         return {"pictures": [file]}

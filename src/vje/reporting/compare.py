@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from vje.config import Config, changed_fields, stored_config
-from vje.runs import RunFolder, distinct
+from vje.runs import COMMANDS, RunFolder, distinct
 
 OWN_SCORES = ("nll", "ps_nll")
 """The likelihood scores that stand for a method in the OOD columns; others are judged by k-NN distance alone."""
 
 USUAL_K = 20
 """Neighbours of the k-NN in training, and of `vje evaluate` unless told otherwise."""
+
+USUAL_PROBE: Mapping[str, Any] = {
+    "epochs": 100,
+    "batch": 256,
+    "lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+    "weight_decay": 0.0,
+    "standardize": True,
+    "augment": False,
+}
+"""How `vje probe` trains its classifiers unless told otherwise."""
 
 MARK = "*"
 UNFINISHED = f"{MARK} unfinished: epochs done of all, and values that are not final"
@@ -68,7 +78,7 @@ class Group:
         return any(run.done is not None or run.unfinished for run in self.runs)
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Mean, sample standard deviation, count and count of the unfinished of each column, over runs that have it."""
+        """Of each column, over the runs that have it: mean, sample standard deviation, how many, of all, unfinished."""
         columns = {name: None for run in self.runs for name in run.values}
         found = {name: [run.values[name] for run in self.runs if name in run.values] for name in columns}
         return {
@@ -76,6 +86,7 @@ class Group:
                 "mean": statistics.mean(values),
                 "std": statistics.stdev(values) if len(values) > 1 else 0.0,
                 "runs": len(values),
+                "of": len(self.runs),
                 "unfinished": sum(name in run.unfinished for run in self.runs),
             }
             for name, values in found.items()
@@ -152,17 +163,18 @@ def save_comparison(file: Path, groups: Sequence[Group]) -> None:
 
 
 def cell(value: Mapping[str, float] | None, column: str) -> str:
-    """A column of a :meth:`Group.summary` for the table; marked if it is not final.
+    """A column of a :meth:`Group.summary` for the table; marked if it is not final, or not of all runs.
 
-    >>> cell({"mean": 81.5, "std": 0.25, "runs": 3, "unfinished": 1}, "k-NN z")
-    '81.50 ± 0.25*'
+    >>> cell({"mean": 81.5, "std": 0.25, "runs": 2, "of": 3, "unfinished": 1}, "k-NN z")
+    '81.50 ± 0.25* (2 of 3)'
     """
     if value is None:
         return ""
+    some = f" ({value['runs']} of {value['of']})" if value["runs"] < value["of"] else ""
     if column == "images/s":
-        return f"{value['mean']:,.0f}"
+        return f"{value['mean']:,.0f}{some}"
     text = f"{value['mean']:.2f} ± {value['std']:.2f}" if value["runs"] > 1 else f"{value['mean']:.2f}"
-    return text + (MARK if value["unfinished"] else "")
+    return text + (MARK if value["unfinished"] else "") + some
 
 
 def footnotes(groups: Sequence[Group]) -> list[str]:
@@ -179,9 +191,11 @@ def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
         if file.exists():
             reason = folder.out_of_date(name)
             if reason:
-                notes.append(f"left out: {file}, {reason}; `vje {name} {folder.path}` makes it anew")
+                notes.append(f"left out: {file}, {reason}; `vje {COMMANDS[name]} {folder.path}` makes it anew")
             else:
                 found[name] = folder.read(name)
+                missing = {part: sets for part, sets in found[name].get("missing", {}).items() if sets}
+                notes += [f"left out: {p} OOD of {file}, measured without {', '.join(s)}" for p, s in missing.items()]
     return found, notes
 
 
@@ -195,15 +209,30 @@ def _evaluation(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _probe(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for space, result in found.get("spaces", {}).items():
-        yield f"probe {space}", result["top1"]
+        rates = tuple(rate["lr"] for rate in result.get("rates", ()))
+        protocol = {**USUAL_PROBE, **found, "lr": rates or USUAL_PROBE["lr"]}
+        marks = [_mark(name, protocol[name]) for name, usual in USUAL_PROBE.items() if protocol[name] != usual]
+        yield f"probe {space} ({', '.join(marks)})" if marks else f"probe {space}", result["top1"]
+
+
+def _mark(name: str, value: Any) -> str:
+    """A setting of the probe in a column's title.
+
+    >>> _mark("lr", (0.1, 0.3)), _mark("weight_decay", 1e-4), _mark("standardize", False)
+    ('lr=0.1/0.3', 'weight-decay=0.0001', 'no-standardize')
+    """
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    return f"{name}={'/'.join(f'{x:g}' for x in (value if isinstance(value, tuple) else (value,)))}"
 
 
 def _ood(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    summary = found.get("summary", {})
+    summary, missing = found.get("summary", {}), found.get("missing", {})
     own = next((name for name in OWN_SCORES if name in summary), None)
     for title, score in (("NLL", own), ("k-NN", "knn")):
         for part in ("near", "far"):
-            if score in summary and part in summary[score]:
+            if score in summary and part in summary[score] and not missing.get(part):
                 yield f"{part} OOD {title}", summary[score][part]
 
 
