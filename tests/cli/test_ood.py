@@ -72,6 +72,14 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take seconds: one test draws them, the others only leave the files."""
+    if request.node.name != "test_benchmark_writes_every_score_and_names_what_is_missing":
+        for name in ("save_roc", "save_densities"):
+            monkeypatch.setattr(f"vje.reporting.ood.{name}", lambda file, *_: file.write_bytes(b"a figure"))
+
+
 def test_benchmark_writes_every_score_and_names_what_is_missing(
     tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
