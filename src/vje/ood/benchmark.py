@@ -91,7 +91,7 @@ def find_sets(benchmark: str, data_dir: Path) -> tuple[list[Member], list[str], 
     members, missing, validation = [], [], None
     for wanted in BENCHMARKS[benchmark]:
         try:
-            raw = open_data(_looked_up(wanted.name, data_dir), data_dir)
+            raw = open_data(wanted.name, data_dir)
         except UserError as error:
             missing.append(
                 f"{wanted.name} is left out: {str(error).rstrip('.')}. Put {wanted.name}.npz (array test_images) or "
@@ -102,14 +102,6 @@ def find_sets(benchmark: str, data_dir: Path) -> tuple[list[Member], list[str], 
         if wanted.name == "tin":
             validation = raw.val
     return members, missing, validation
-
-
-def _looked_up(name: str, data_dir: Path) -> str:
-    """A name that torchvision knows stays a name; others are files or folders in the data folder."""
-    for place in (data_dir / f"{name}.npz", data_dir / name):
-        if place.exists():
-            return str(place)
-    return name
 
 
 def _images(wanted: OODSet, raw: RawSplits) -> tuple[ImageSource, ...]:
