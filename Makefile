@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 
 # One thread a process: the tests already use every core.
 test: $(VENV)/.developing
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(VENV)/.developing
 	$(BIN)/ruff check .

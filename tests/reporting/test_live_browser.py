@@ -33,6 +33,10 @@ def live(reported):
     server.stop()
 
 
+IMPATIENT = "const wait = setTimeout; window.setTimeout = (what, ms, ...rest) => wait(what, ms / 20, ...rest);"
+"""The page asks for news every two seconds; a test need not wait that long."""
+
+
 @pytest.fixture
 def opened(browser, live):
     """``opened(width, scheme)``: the page, which must not complain, and asks nobody but the server."""
@@ -44,6 +48,7 @@ def opened(browser, live):
         page.on("pageerror", lambda error: trouble.append(str(error)))
         known = tuple(f"{live.address}/{path}" for path in ("", "data.json", "map.json"))
         page.on("request", lambda request: request.url.startswith("data:") or asked(request.url, known))
+        page.add_init_script(IMPATIENT)
         page.goto(live.address)
         page.wait_for_selector("html[data-ready=yes]")
         pages.append(page)
@@ -174,6 +179,7 @@ def test_the_last_state_stays_when_training_ends(browser, reported, make_atlas):
     server = LiveServer(reported).start()
     server.show(make_atlas(COUNT), 10, True)
     page = browser.new_page()
+    page.add_init_script(IMPATIENT)
     page.goto(server.address)
     wait_for_epoch(page, 10)
     server.stop()
