@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/vje demo
 
-# One thread a process: the tests already use every core.
+# One thread a process: the tests already use every core. They start many processes, which share compiled modules.
 test: $(VENV)/.developing
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(VENV)/.developing
 	$(BIN)/ruff check .
@@ -30,12 +30,13 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
+# Without compiling every module of PyTorch beforehand, which takes longer than those that are used do when they are.
 $(VENV)/.installed: pyproject.toml | $(VENV)/.created
 	@echo "Installing vje and PyTorch (a few minutes the first time) ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
 	touch $@
 
 $(VENV)/.developing: pyproject.toml | $(VENV)/.created
 	@echo "Installing vje, PyTorch and the development tools (a few minutes the first time) ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	touch $@ $(VENV)/.installed
