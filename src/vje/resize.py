@@ -8,8 +8,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from vje.data.decode import LONGEST_STRIP
-
 _UNIT = 2**22
 """Pillow's weights are integers, in units of 1 / 2^22."""
 _CHUNK = 2**22
@@ -29,11 +27,8 @@ def fit_batch(images: Tensor, size: int, crop: int) -> Tensor:
     >>> fit_batch(torch.tensor([[[[0, 100], [100, 200]]]], dtype=torch.uint8), size=1, crop=1)
     tensor([[[[100]]]], dtype=torch.uint8)
     """
-    short = min(images.shape[-2:])
-    for axis in (-2, -1):
-        longest = min(images.shape[axis], LONGEST_STRIP * short)
-        images = images.narrow(axis, round((images.shape[axis] - longest) / 2), longest)
     tall, wide = images.shape[-2:]
+    short = min(tall, wide)
     if short == size:
         return images[..., _middle(tall, crop), _middle(wide, crop)].contiguous()
     device = torch.device("cpu") if images.device.type == "mps" else images.device  # which has no float64
@@ -44,12 +39,12 @@ def fit_batch(images: Tensor, size: int, crop: int) -> Tensor:
 
 
 def is_exact(height: int, width: int) -> bool:
-    """Whether the pixels are Pillow's.
+    """Whether the pixels are Pillow's, and those of one image alone.
 
-    From version 13 on it goes down before across, and so rounds otherwise, for some images more than twice as tall as
-    wide.
+    From version 13 on Pillow goes down before across, and so rounds otherwise, for some images more than twice as tall
+    as wide; and the ends of long strips are cut off before they are resized.
     """
-    return height <= 2 * width
+    return max(height, width) <= 2 * min(height, width)
 
 
 def _shift(sums: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """A run folder and a map that no model was needed for, with names that try to be markup."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from vje.reporting.ood import ood_curves
 from vje.reporting.sprites import make_sprites
 from vje.runs import RunFolder
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NASTY = "</script><b>&\"'`${1}"
 
 
@@ -26,6 +28,42 @@ def smooth_pictures(count, side, channels=3, seed=0):
     fine = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bicubic", align_corners=True).numpy()
     fine = fine + rng.normal(0, 12, (count, 1, side, side))
     return np.clip(fine, 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real Chromium, with WebGL though there may be no graphics card."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
+    arguments = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+    arguments += ["--no-sandbox", "--disable-dev-shm-usage"]  # containers often have neither, and the page is our own
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def spot():
+    """``spot(page, image)``: where an image's point is on the screen."""
+
+    def find(page, image):
+        page.locator("#map-plot").scroll_into_view_if_needed()
+        return page.evaluate(
+            """(image) => {
+                const plot = document.getElementById("map-plot"), box = plot.getBoundingClientRect();
+                const { xaxis, yaxis } = plot._fullLayout, { x, y } = plot.data[0];
+                const share = (value, [low, high]) => (value - low) / (high - low);
+                return [box.left + share(x[image], xaxis.range) * box.width,
+                        box.top + (1 - share(y[image], yaxis.range)) * box.height];
+            }""",
+            image,
+        )
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """The live page in a real Chromium: it asks its own server alone, and its map moves with the run."""
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -8,22 +7,7 @@ import pytest
 
 from vje.reporting.live import LiveServer
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 COUNT = 120
-
-if CHROMIUM is None:
-    pytest.skip("there is no Chromium here (Debian: apt-get install chromium)", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    arguments = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # WebGL without a graphics card
-    arguments += ["--no-sandbox", "--disable-dev-shm-usage"]  # containers often have neither, and the page is our own
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield found
-        found.close()
 
 
 @pytest.fixture
@@ -64,21 +48,6 @@ def opened(browser, live):
         page.close()
 
 
-def point(page, image):
-    """Where an image's point is on the screen."""
-    page.locator("#map-plot").scroll_into_view_if_needed()
-    return page.evaluate(
-        """(image) => {
-            const plot = document.getElementById("map-plot"), box = plot.getBoundingClientRect();
-            const { xaxis, yaxis } = plot._fullLayout, { x, y } = plot.data[0];
-            const share = (value, [low, high]) => (value - low) / (high - low);
-            return [box.left + share(x[image], xaxis.range) * box.width,
-                    box.top + (1 - share(y[image], yaxis.range)) * box.height];
-        }""",
-        image,
-    )
-
-
 def lonely(atlas):
     """The image whose point is farthest from all others: nothing else is under the pointer there."""
     gaps = np.linalg.norm(atlas.places[:, None] - atlas.places[None], axis=2) + 99 * np.eye(len(atlas.places))
@@ -95,7 +64,7 @@ def wait_for_epoch(page, epoch, moving=False):
     page.wait_for_function("(words) => document.getElementById('live-map-when').textContent === words", arg=words)
 
 
-def test_the_map_comes_while_the_page_is_open_and_works(opened, live, make_atlas):
+def test_the_map_comes_while_the_page_is_open_and_works(opened, live, make_atlas, spot):
     atlas = make_atlas(COUNT)
     page = opened()
     assert "The map comes later." in page.locator("#live-map").text_content()
@@ -109,11 +78,11 @@ def test_the_map_comes_while_the_page_is_open_and_works(opened, live, make_atlas
     assert (tiles(page, "#gallery-most"), tiles(page, "#gallery-least")) == atlas.extremes()
 
     image = lonely(atlas)
-    page.mouse.move(*point(page, image))
+    page.mouse.move(*spot(page, image))
     page.wait_for_selector(f"#map-card[data-image='{image}']:visible canvas[data-drawn=yes]")
     assert page.locator("#map-card .what").text_content() == f"class {atlas.classes[atlas.labels[image]]}"
     assert {"NLL", "mean variance"} <= set(page.locator("#map-card dt").all_text_contents())
-    page.mouse.click(*point(page, image))
+    page.mouse.click(*spot(page, image))
     page.wait_for_selector(f"#map-chosen[data-image='{image}']")
     assert tiles(page, "#map-chosen") == atlas.neighbours[image].tolist()
     page.get_by_label("Colour by").select_option(label="NLL")

@@ -1,29 +1,12 @@
 """The report in a real Chromium: it asks nobody for anything, and pointer, keyboard, colours and themes work."""
 
-import shutil
-
 import numpy as np
 import pytest
 
 from vje.reporting.run_page import run_page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NASTY = "</script><b>&\"'`${1}"
 COUNT = 300
-
-if CHROMIUM is None:
-    pytest.skip("there is no Chromium here (Debian: apt-get install chromium)", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    arguments = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # WebGL without a graphics card
-    arguments += ["--no-sandbox", "--disable-dev-shm-usage"]  # containers often have neither, and the page is our own
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +43,6 @@ def page(watched):
     assert trouble == []
 
 
-def spot(page, image):
-    """Where an image's point is on the screen."""
-    page.locator("#map-plot").scroll_into_view_if_needed()
-    return page.evaluate(
-        """(image) => {
-            const plot = document.getElementById("map-plot"), box = plot.getBoundingClientRect();
-            const { xaxis, yaxis } = plot._fullLayout, { x, y } = plot.data[0];
-            const share = (value, [low, high]) => (value - low) / (high - low);
-            return [box.left + share(x[image], xaxis.range) * box.width,
-                    box.top + (1 - share(y[image], yaxis.range)) * box.height];
-        }""",
-        image,
-    )
-
-
 def lonely(atlas):
     """The image whose point is farthest from all others: nothing else is under the pointer there."""
     gaps = np.linalg.norm(atlas.places[:, None] - atlas.places[None], axis=2) + 99 * np.eye(COUNT)
@@ -100,7 +68,7 @@ def test_the_map_is_drawn_by_webgl(page):
     assert page.locator("#map-plot canvas").count() > 0
 
 
-def test_hover_shows_picture_class_and_statistics(page, atlas):
+def test_hover_shows_picture_class_and_statistics(page, atlas, spot):
     image = lonely(atlas)
     page.mouse.move(*spot(page, image))
     page.wait_for_selector(f"#map-card[data-image='{image}']:visible")
@@ -114,7 +82,7 @@ def test_hover_shows_picture_class_and_statistics(page, atlas):
     page.mouse.move(2, 2)
 
 
-def test_click_shows_the_neighbours_that_were_computed(page, atlas):
+def test_click_shows_the_neighbours_that_were_computed(page, atlas, spot):
     image = lonely(atlas)
     page.mouse.click(*spot(page, image))
     page.wait_for_selector(f"#map-chosen[data-image='{image}']")
@@ -169,7 +137,7 @@ def test_the_keyboard_reaches_everything(page, atlas):
     assert page.locator("#map-card").is_hidden()
 
 
-def test_zoom_stays_while_colours_change(page):
+def test_zoom_stays_while_colours_change(page, spot):
     page.mouse.move(*spot(page, 0))
     page.mouse.wheel(0, -400)
     zoomed = "document.getElementById('map-plot')._fullLayout.xaxis"

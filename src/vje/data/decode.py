@@ -15,8 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vje.errors import UserError
 
-LONGEST_STRIP = 8
-"""Longer strips are cut to this many times their width: resizing one could take any amount of memory."""
+_LONGEST_STRIP = 8
 _GREY_MODES = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 _DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
@@ -89,8 +88,8 @@ def fit_image(image: Image.Image, size: int, crop: int) -> NDArray[np.uint8]:
     if not 0 < crop <= size:
         raise ValueError(f"crop must be between 1 and size={size}, got {crop}")
     short = min(image.size)
-    if max(image.size) > LONGEST_STRIP * short:
-        image = _centre(image, min(image.width, LONGEST_STRIP * short), min(image.height, LONGEST_STRIP * short))
+    if max(image.size) > _LONGEST_STRIP * short:
+        image = _centre(image, min(image.width, _LONGEST_STRIP * short), min(image.height, _LONGEST_STRIP * short))
     if short != size:
         width, height = (size * side // short for side in image.size)
         image = image.resize((width, height), Image.Resampling.BILINEAR)
