@@ -10,7 +10,8 @@ import torch
 
 from vje.config import to_dict
 from vje.experiments import load_experiment
-from vje.experiments.plan import Scale, plan
+from vje.experiments.grid import Scale
+from vje.experiments.plan import plan
 from vje.runs import RunFolder, read_json, write_json
 
 DECLARATION = """

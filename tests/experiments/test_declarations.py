@@ -4,7 +4,7 @@ import pytest
 
 from vje.errors import UserError
 from vje.experiments import FILES, PICTURES, experiment_names, load_experiment
-from vje.experiments.plan import Scale
+from vje.experiments.grid import Scale
 from vje.methods import method_names
 from vje.recipes import load_recipe
 

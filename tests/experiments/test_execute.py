@@ -13,7 +13,8 @@ from rich.console import Console
 
 from vje.errors import UserError
 from vje.experiments.execute import Runner, _locked
-from vje.experiments.plan import Job, Run
+from vje.experiments.grid import Run
+from vje.experiments.plan import Job
 from vje.runs import RunFolder
 
 NOTE = "import pathlib, sys, time; place = pathlib.Path({folder!r}); "

@@ -12,7 +12,8 @@ from vje.config import to_dict
 from vje.errors import UserError
 from vje.experiments import load_experiment
 from vje.experiments.estimate import clock, estimate
-from vje.experiments.plan import Run, Scale, changed_options, divergence, missing_sets, plan, plan_all
+from vje.experiments.grid import Run, Scale, changed_options
+from vje.experiments.plan import divergence, missing_sets, plan, plan_all
 from vje.experiments.table import Missing, Results
 from vje.runs import RunFolder
 

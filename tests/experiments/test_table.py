@@ -10,7 +10,8 @@ from rich.console import Console
 
 from vje.config import to_dict
 from vje.experiments import load_experiment
-from vje.experiments.plan import Scale, plan
+from vje.experiments.grid import Scale
+from vje.experiments.plan import plan
 from vje.experiments.table import Found, difference
 from vje.experiments.write import write
 from vje.likelihood import radial_nll

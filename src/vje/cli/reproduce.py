@@ -10,7 +10,8 @@ import tyro
 from vje.errors import UserError
 from vje.experiments import Experiment, experiment_names, load_experiment
 from vje.experiments.estimate import clock, estimate
-from vje.experiments.plan import Job, Scale, divergence, missing_sets, plan, plan_all, profile_state
+from vje.experiments.grid import Scale
+from vje.experiments.plan import Job, divergence, missing_sets, plan, plan_all, profile_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

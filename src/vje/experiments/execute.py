@@ -18,7 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from vje.errors import UserError
-from vje.experiments.plan import PYTHON, Job, divergence, profile_state, state_of
+from vje.experiments.grid import PYTHON
+from vje.experiments.plan import Job, divergence, profile_state, state_of
 from vje.runs import write_json
 
 POLL = 0.1

@@ -13,7 +13,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from vje.experiments import Cell, Experiment, Number
-from vje.experiments.plan import Job, Run, Scale, divergence, is_fresh
+from vje.experiments.grid import Run, Scale
+from vje.experiments.plan import Job, divergence, is_fresh
 from vje.runs import COMMANDS, RunFolder, read_json
 
 SHOWN = 6

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from vje.experiments import PICTURES, Experiment
-from vje.experiments.plan import Job, Scale
+from vje.experiments.grid import Scale
+from vje.experiments.plan import Job
 from vje.experiments.table import (
     Found,
     Missing,
