@@ -42,7 +42,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from vje.build import Data, build_data, build_loop, resolve_device, set_determinism
+from vje.build import build_loop, resolve_device, set_determinism
+from vje.build_data import Data, build_data
 from vje.config import Config
 from vje.environment import environment
 from vje.methods import method_names

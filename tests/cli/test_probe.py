@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vje.build import open_splits
+from vje.build_data import open_splits
 from vje.config import to_dict
 from vje.data import registry
 from vje.data.splits import prepare_splits

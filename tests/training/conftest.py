@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from vje.build import build_data, build_loop
+from vje.build import build_loop
+from vje.build_data import build_data
 from vje.config import Config, to_dict
 from vje.data.augment import Augmentation
 from vje.methods.vje import VJE

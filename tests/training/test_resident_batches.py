@@ -6,7 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vje.build import build_data, build_loop
+from vje.build import build_loop
+from vje.build_data import build_data
 from vje.data.order import global_batch
 from vje.errors import UserError
 from vje.training.batches import ResidentBatches

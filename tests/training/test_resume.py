@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from vje.build import build_data
+from vje.build_data import build_data
 from vje.cli.console import TrainingDisplay
 from vje.cli.main import main
 from vje.cli.monitor import KNNMonitor

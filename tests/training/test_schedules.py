@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vje.build import build_data, build_loop
+from vje.build import build_loop
+from vje.build_data import build_data
 from vje.training.distributed import World
 from vje.training.schedules import cosine_to_one, warmup_cosine
 

@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> int:
 
 def _own_images(options: Options) -> ImageSource:
     """The test images of the run, as they were held out of its training."""
-    from vje.build import open_splits
+    from vje.build_data import open_splits
 
     if not options.run.is_dir():
         raise UserError(f"{options.run} is a model without a run folder: name held-out images with --data.")

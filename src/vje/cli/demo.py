@@ -68,7 +68,8 @@ def _show(folder: RunFolder) -> int:
     """Evaluate and explain."""
     import torch
 
-    from vje.build import build_method, open_splits
+    from vje.build import build_method
+    from vje.build_data import open_splits
     from vje.cli.evaluate import run_config
     from vje.evaluation.evaluate import evaluate, in_chunks, knn_of_features
     from vje.evaluation.features import cached_features, compute_features

@@ -74,7 +74,8 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     """What ``evaluation.json`` holds."""
     from rich.console import Console
 
-    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.build import resolve_device, set_determinism
+    from vje.build_data import open_splits
     from vje.cli.console import counting
     from vje.evaluation.evaluate import evaluate
     from vje.evaluation.features import cached_features, weights_fingerprint

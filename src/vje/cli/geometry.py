@@ -44,7 +44,8 @@ def run(arguments: list[str]) -> int:
     config = run_config(folder, None, options.data_dir)
     from rich.console import Console
 
-    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.build import resolve_device, set_determinism
+    from vje.build_data import open_splits
     from vje.cli.console import counting
     from vje.environment import environment
     from vje.evaluation.evaluate import in_chunks

@@ -8,7 +8,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from vje.build import Data, build_data, build_loop, resolve_device, scaled_warmup, set_determinism
+from vje.build import build_loop, resolve_device, scaled_warmup, set_determinism
+from vje.build_data import Data, build_data
 from vje.cli.console import TrainingDisplay, duration
 from vje.cli.live import watching
 from vje.cli.monitor import KNNMonitor, TensorBoard

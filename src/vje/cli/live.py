@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
-from vje.build import Data
+from vje.build_data import Data
 from vje.cli.console import duration
 from vje.cli.live_map import MapMonitor
 from vje.config import Config

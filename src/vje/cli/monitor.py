@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vje.build import Data
+from vje.build_data import Data
 from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
 from vje.evaluation.evaluate import knn_of_features

@@ -26,7 +26,8 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     """What ``ood.json`` holds, measured now or before; figures are drawn beside it."""
     from rich.console import Console
 
-    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.build import resolve_device, set_determinism
+    from vje.build_data import open_splits
     from vje.cli.console import counting
     from vje.data.sources import MirroredSource
     from vje.environment import environment

@@ -99,7 +99,8 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     """What ``probe.json`` holds."""
     from rich.console import Console
 
-    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.build import resolve_device, set_determinism
+    from vje.build_data import open_splits
     from vje.cli.console import counting
     from vje.cli.probe_images import augmented, stored
     from vje.evaluation.features import cached_features

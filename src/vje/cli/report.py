@@ -105,7 +105,8 @@ def _survey(folder: RunFolder, options: Options) -> "tuple[Atlas, str]":
     """The map, and the fingerprint of the weights it is of."""
     from rich.console import Console
 
-    from vje.build import open_splits, resolve_device, set_determinism
+    from vje.build import resolve_device, set_determinism
+    from vje.build_data import open_splits
     from vje.cli.console import counting
     from vje.evaluation.features import cached_features, weights_fingerprint
     from vje.models import load

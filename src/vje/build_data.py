@@ -1,0 +1,120 @@
+"""A config's images: opened, split, measured, and decoded if they fit."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vje.config import Config, DataConfig
+from vje.data.batches import evaluation_batches
+from vje.data.registry import open_data
+from vje.data.resident import Resident, channel_statistics, load_resident
+from vje.data.sources import ArraySource, ImageSource
+from vje.data.splits import Splits, apply_split, prepare_splits
+from vje.errors import UserError
+from vje.preprocessing import Preprocessing
+
+FOLDER_BYTES = 2 * 2**30
+"""Folders that decode to more than this are streamed."""
+
+STATISTICS_SAMPLE = 2048
+
+
+@dataclass(frozen=True)
+class Data:
+    """The images of a run, ready to train on.
+
+    Attributes:
+        splits: training, test and k-NN bank.
+        preprocessing: how they are fed.
+        resident: the training images decoded; None if they are streamed.
+    """
+
+    splits: Splits
+    preprocessing: Preprocessing
+    resident: Resident | None
+
+    def record(self) -> dict[str, Any]:
+        """What the run folder keeps about it."""
+        skipped = [] if self.resident is None else self.resident.skipped
+        return {
+            "train_images": len(self.splits.train) - len(skipped),
+            "test_images": len(self.splits.test),
+            "labels": self.splits.bank.labels is not None,
+            "fingerprint": self.splits.train.fingerprint(),
+            "skipped": [list(item) for item in skipped],
+            "ignored": len(getattr(self.splits.train, "ignored", ())),
+            "held_out": self.splits.held_out_names,
+        }
+
+
+def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
+    """Open and split the data, decide whether to keep it in memory, and measure it.
+
+    Args:
+        config: of the run.
+        recorded: the ``data.json`` of the run that is being resumed; its split is used again.
+    """
+    splits = open_splits(config.data, config.run.seed, recorded)
+    train, settings = splits.train, config.data
+    channels = settings.channels or train.channels
+    resize = settings.resize or settings.size
+    resident = None
+    if _is_resident(train, settings, channels):
+        storage = _storage_size(train, settings)
+        resident = load_resident(train, storage, storage, channels, settings.workers)
+        statistics = channel_statistics(resident.images)
+    else:
+        statistics = channel_statistics(_sample(train, resize, settings.size, channels))
+    mean, std = ([round(float(x), 4) for x in values] for values in statistics)
+    std = [max(x, 1e-3) for x in std]
+    data = Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident)
+    if recorded is not None:  # files that changed, too: a resumed run is exact
+        _check_fingerprint(train, recorded, settings.data)
+    return data
+
+
+def open_splits(settings: DataConfig, seed: int, recorded: dict[str, Any] | None = None) -> Splits:
+    """The training, test and bank images of a run; those held out stay held out."""
+    raw = open_data(settings.data, settings.data_dir, settings.labels)
+    if recorded is None:
+        return prepare_splits(raw, seed, settings.held_out)
+    splits = apply_split(raw, recorded["held_out"])
+    if isinstance(splits.train, ArraySource):  # images of arrays go by their places: others there would be mistaken
+        _check_fingerprint(splits.train, recorded, settings.data)
+    return splits
+
+
+def _check_fingerprint(train: ImageSource, recorded: dict[str, Any], data: str) -> None:
+    if recorded.get("fingerprint") not in ("", None, train.fingerprint()):
+        raise UserError(
+            f"the images of {data} are not those the run was started with: put the original files back, or start a "
+            "new run."
+        )
+
+
+def _is_resident(source: ImageSource, settings: DataConfig, channels: int) -> bool:
+    if settings.resident != "auto":
+        return settings.resident == "always"
+    if isinstance(source, ArraySource):
+        return True
+    return len(source) * channels * _storage_size(source, settings) ** 2 <= FOLDER_BYTES
+
+
+def _storage_size(source: ImageSource, settings: DataConfig) -> int:
+    """Side at which images are kept: their own if they are all alike, else a little more than the encoder sees."""
+    if source.uniform_shape is not None:
+        return min(source.uniform_shape)
+    return settings.resize or round(settings.size * 8 / 7)
+
+
+def _sample(source: ImageSource, size: int, crop: int, channels: int) -> Tensor:
+    """Some images, evenly spaced, to measure mean and standard deviation on."""
+    few = source.subset(np.linspace(0, len(source) - 1, min(STATISTICS_SAMPLE, len(source))).astype(int))
+    prepare = Preprocessing(size, crop, channels, [0.0] * channels, [1.0] * channels)
+    images = [batch.images for batch in evaluation_batches(few, prepare, 256)]
+    if not sum(map(len, images)):
+        raise UserError(f"none of {len(few)} images tried from {source.name} could be read.")
+    return torch.cat(images)
