@@ -17,11 +17,11 @@ from vje.config import (
     RunConfig,
     VJEConfig,
     changed_fields,
-    from_dict,
     read_config,
     to_dict,
 )
 from vje.errors import UserError
+from vje.fields import from_dict
 from vje.recipes import load_recipe, recipe_about, recipe_names
 from vje.runs import finite
 

@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from vje.config import from_dict
 from vje.errors import UserError
+from vje.fields import from_dict
 from vje.runs import COMMANDS as COMMANDS
 
 FILES = (*COMMANDS, "metrics", "profile")
