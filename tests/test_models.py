@@ -158,7 +158,9 @@ def test_an_unfinished_run_loads_its_newest_checkpoint_with_a_warning(trained_ru
         assert not same(load(run).state_dict(), finished.state_dict())
     for file in (run / "checkpoints").iterdir():
         file.unlink()
-    with pytest.raises(UserError, match="holds no model and no checkpoint yet"):
+    with pytest.raises(
+        UserError, match=rf"holds no model and no checkpoint yet: train it with `vje train --resume {run}`"
+    ):
         load(run)
 
 

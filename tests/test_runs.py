@@ -1,5 +1,6 @@
 """The run folder: what is accepted as one, and files that are whole or absent."""
 
+import errno
 import json
 import math
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vje.errors import UserError
-from vje.runs import SCHEMA, RunFolder, distinct, next_free, read_json, write_atomically, write_json
+from vje.runs import SCHEMA, RunFolder, distinct, free_names, read_json, write_atomically, write_json
 
 
 @pytest.fixture
@@ -47,6 +48,14 @@ def test_a_folder_that_holds_a_run_is_refused_with_its_progress(run):
         RunFolder.create(run.path)
 
 
+def test_the_command_that_continues_a_run_can_be_pasted(tmp_path):
+    run = RunFolder.create(tmp_path / "five [bold]")
+    run.write("config", {})
+    with pytest.raises(UserError) as error:
+        RunFolder.create(run.path)
+    assert f"`vje train --resume '{run.path}'`" in str(error.value)
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UserError, match="not empty and holds no run"):
@@ -70,11 +79,13 @@ def test_opening_needs_a_run_and_names_those_nearby(run, tmp_path):
 
 def test_the_next_free_name_skips_what_is_taken(run, tmp_path):
     base = run.path
-    assert next_free(base) == base.with_name("first-2")
+    assert next(free_names(base)) == base.with_name("first-2")
     base.with_name("first-2").touch()  # a file is in the way, too
     RunFolder.create(base.with_name("first-3"))  # never began
-    assert next_free(base) == base.with_name("first-3")
-    assert next_free(tmp_path / "new") == tmp_path / "new"
+    base.with_name("first-3").joinpath(".lock").touch()  # and was killed
+    names = free_names(base)
+    assert [next(names), next(names)] == [base.with_name("first-3"), base.with_name("first-4")]
+    assert next(free_names(tmp_path / "new")) == tmp_path / "new"
 
 
 def test_folders_are_told_apart_by_where_they_are(run, tmp_path):
@@ -189,3 +200,24 @@ def test_a_place_that_cannot_be_written_to_is_told_in_words(tmp_path):
     run = RunFolder(tmp_path / "file")
     with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl"):
         run.append(run.metrics_file, {"epoch": 1})
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "free some space"), (errno.EACCES, "get permission"), (errno.EROFS, "mount it for writing")],
+)
+def test_the_remedy_is_that_of_the_reason(tmp_path, monkeypatch, number, remedy):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    run = RunFolder(tmp_path)
+    monkeypatch.setattr(Path, "open", fail)
+    for write in (lambda: run.append(run.metrics_file, {}), lambda: write_json(run.config_file, {})):
+        with pytest.raises(UserError) as error:
+            write()
+        assert f"({os.strerror(number)}): {remedy}" in str(error.value)
+        assert ("free some space" in str(error.value)) == (number == errno.ENOSPC)
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(UserError, match=rf"cannot write to .*: {remedy}.*, or choose another folder with --out\.$"):
+        RunFolder.create(tmp_path / "run")

@@ -1,6 +1,7 @@
 """A config's images: opened, split, measured, and decoded if they fit."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from vje.config import Config, DataConfig
 from vje.data.batches import evaluation_batches
-from vje.data.registry import open_data
+from vje.data.registry import open_data, own_path
 from vje.data.resident import Resident, channel_statistics, load_resident
 from vje.data.sources import ArraySource, ImageSource
 from vje.data.splits import Splits, apply_split, prepare_splits
@@ -30,11 +31,13 @@ class Data:
         splits: training, test and k-NN bank.
         preprocessing: how they are fed.
         resident: the training images decoded; None if they are streamed.
+        path: where they are, if they were given by path.
     """
 
     splits: Splits
     preprocessing: Preprocessing
     resident: Resident | None
+    path: Path | None = None
 
     def record(self) -> dict[str, Any]:
         """What the run folder keeps about it."""
@@ -47,6 +50,7 @@ class Data:
             "skipped": [list(item) for item in skipped],
             "ignored": len(getattr(self.splits.train, "ignored", ())),
             "held_out": self.splits.held_out_names,
+            "path": None if self.path is None else str(self.path),
         }
 
 
@@ -70,7 +74,7 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
         statistics = channel_statistics(_sample(train, resize, settings.size, channels))
     mean, std = ([round(float(x), 4) for x in values] for values in statistics)
     std = [max(x, 1e-3) for x in std]
-    data = Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident)
+    data = Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident, own_path(settings.data))
     if recorded is not None:  # files that changed, too: a resumed run is exact
         _check_fingerprint(train, recorded, settings.data)
     return data

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from vje.errors import UserError
+from vje.errors import UserError, command
 from vje.preprocessing import Preprocessing
 from vje.runs import RunFolder, read_json, write_atomically, write_json
 
@@ -38,7 +38,8 @@ def load(path: str | Path, device: str = "cpu") -> "Method":
         if not file.exists():
             newest, _ = checkpoint.newest(RunFolder.open(folder).checkpoints)
             if newest is None:
-                raise UserError(f"{folder} holds no model and no checkpoint yet: train it with `vje train --resume`.")
+                words = command("vje", "train", "--resume", folder)
+                raise UserError(f"{folder} holds no model and no checkpoint yet: train it with `{words}`.")
             warnings.warn(f"{folder} is not finished; using its state after step {newest.info['step']}", stacklevel=2)
             prefix = "method."
             weights = {k.removeprefix(prefix): x for k, x in newest.tensors.items() if k.startswith(prefix)}

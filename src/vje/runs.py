@@ -18,19 +18,20 @@
       report.html          the page that `vje report` makes of it all
       calibration.safetensors    held-out scores that `vje calibrate` keeps for p-values
       cache/               features, by weights and data
+      .lock                there while a process trains the run, which it names
 """
 
+import itertools
 import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vje.errors import UserError
+from vje.errors import UserError, cannot_write, command
 
 SCHEMA = 1
 
@@ -39,6 +40,10 @@ COMMANDS = {"evaluation": "evaluate", "probe": "probe", "geometry": "geometry", 
 
 RESULTS = tuple(COMMANDS)
 """The files of results, which say with ``weights`` which model it was."""
+
+
+class Taken(UserError):
+    """A folder that cannot be trained in: something else is there, or another process trains in it."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +57,18 @@ class RunFolder:
         """Make a new run folder; one that holds a run already is refused."""
         run = cls(path)
         if run.config_file.exists():
-            raise UserError(
-                f"{path} already holds a run ({run.progress()}). "
-                f"Continue it with `vje train --resume {path}`, or choose another folder with --out."
+            raise Taken(
+                f"{path} already holds a run ({run.progress()}). Continue it with "
+                f"`{command('vje', 'train', '--resume', path)}`, or choose another folder with --out."
             )
         if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file, and a run needs a folder: choose another with --out.")
+            raise Taken(f"{path} is a file, and a run needs a folder: choose another with --out.")
         if path.is_dir() and not _is_free(path):
-            raise UserError(f"{path} is not empty and holds no run: choose a new or empty folder with --out.")
+            raise Taken(f"{path} is not empty and holds no run: choose a new or empty folder with --out.")
         try:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
         except OSError as error:
-            raise UserError(
-                f"cannot write to {path} ({error.strerror}): choose a folder you may write to with --out."
-            ) from None
+            raise cannot_write(f"to {path}", error, "choose another folder with --out") from None
         return run
 
     @classmethod
@@ -106,6 +107,11 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def lock_file(self) -> Path:
+        """There while a process trains the run, which it names."""
+        return self.path / ".lock"
+
+    @property
     def cache(self) -> Path:
         """Folder of cached features; may be deleted at any time."""
         return self.path / "cache"
@@ -130,7 +136,7 @@ class RunFolder:
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(finite(record)) + "\n")
         except OSError as error:
-            raise UserError(f"cannot write {file} ({error.strerror}): free some space.") from None
+            raise cannot_write(file, error, "move the run elsewhere") from None
 
     def forget_after(self, step: int) -> None:
         """Drop recorded lines later than ``step``: training goes on from there and will write them again."""
@@ -179,21 +185,21 @@ def distinct(folders: Iterable[RunFolder]) -> list[RunFolder]:
     return list(found.values())
 
 
-def next_free(path: Path) -> Path:
-    """``path``, or ``path-2``, ``path-3``, ... if it is taken.
+def free_names(path: Path) -> Iterator[Path]:
+    """``path``, ``path-2``, ``path-3``, ... without those that are taken.
 
-    >>> next_free(Path("surely/nothing/here"))
+    >>> next(free_names(Path("surely/nothing/here")))
     PosixPath('surely/nothing/here')
     """
-    candidate, number = path, 2
-    while candidate.exists() and not (candidate.is_dir() and _is_free(candidate)):
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate
+    for number in itertools.count(1):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        if not candidate.exists() or (candidate.is_dir() and _is_free(candidate)):
+            yield candidate
 
 
 def _is_free(folder: Path) -> bool:
     """Whether a folder is empty, or has only what a run that ended before it began leaves behind."""
-    content = list(folder.iterdir())
+    content = [entry for entry in folder.iterdir() if entry != RunFolder(folder).lock_file]
     return not content or (content == [folder / "checkpoints"] and not any(content[0].iterdir()))
 
 
@@ -233,7 +239,7 @@ def write_atomically(file: Path, content: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write {file} ({error.strerror}): free some space or choose another folder.") from None
+        raise cannot_write(file, error, "choose another folder") from None
 
 
 def finite(value: Any) -> Any:

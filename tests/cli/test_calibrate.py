@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from vje.data.arrays import load_npz
+from vje.data.folders import scan_folder
 from vje.ood.detector import ImageDetector
 from vje.runs import RunFolder
 
@@ -57,6 +58,28 @@ def test_calibration_refuses_what_was_trained_on(vje, run: Path, tmp_path: Path)
     assert answer.status == 2 and "has no val split; it has test, train" in answer.err
 
 
+def test_calibration_refuses_some_of_what_was_trained_on(vje, run: Path, pictures: Path) -> None:
+    """Also a part of the folder, by links; but what came to the folder later was not trained on."""
+    folder, files = RunFolder.open(run), scan_folder(pictures)
+    config = folder.read("config")
+    folder.write("config", config | {"data": config["data"] | {"data": str(pictures)}})
+    folder.write("data", {"held_out": ["00.png"], "fingerprint": files.subset(range(1, 13)).fingerprint()})
+    chosen = pictures.with_name("chosen")
+    chosen.mkdir()
+    for name in ("00.png", "03.png", "04.png"):
+        (chosen / name).symlink_to(pictures / name)
+    answer = vje("calibrate", run, "--data", chosen)
+    assert answer.status == 2 and f"{chosen} holds images that {run} was trained on (2 of 3)" in answer.err
+    answer = vje("calibrate", run, "--data", pictures)
+    assert answer.status == 2 and "(12 of 13)" in answer.err
+    (pictures / "later").mkdir()
+    Image.new("RGB", (8, 8)).save(pictures / "later" / "new.png")
+    answer = vje("calibrate", run, "--data", pictures / "later")
+    assert answer.status == 0, answer.err
+    pictures.rename(pictures.with_name("gone"))
+    assert vje("calibrate", run, "--data", pictures.with_name("gone") / "later").status == 0
+
+
 def test_calibration_with_a_folder_or_for_a_model_file(vje, run: Path, pictures: Path) -> None:
     answer = vje("calibrate", run, "--data", pictures)
     assert answer.status == 0 and "1 of 13 files could not be read" in answer.out
@@ -73,3 +96,15 @@ def test_stale_calibration_is_refused(vje, run: Path, pictures: Path, save_untra
     assert answer.status == 2 and "vje calibrate" in answer.err and answer.out == ""
     assert vje("calibrate", run).status == 0
     assert vje("score", run, pictures).status == 0
+
+
+def test_views_are_those_of_the_calibration(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    assert vje("calibrate", run, "--views", "ten").status == 0
+    out = tmp_path / "scores.csv"
+    assert vje("score", run, photos, "--out", out).status == 0
+    ten = ImageDetector.from_run(run, "cpu", calibrated=False, views="ten")
+    with out.open() as stream:
+        row = next(row for row in csv.DictReader(stream) if not row["error"])
+    assert float(row["nll"]) == pytest.approx(float(ten.score([row["file"]])["nll"]), rel=1e-4)
+    answer = vje("score", run, photos, "--views", "one")
+    assert answer.status == 2 and "was made with views 'ten'" in answer.err

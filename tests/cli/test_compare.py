@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from vje.cli.probe import Options
+from vje.cli.probe import BATCH, Options
 from vje.config import to_dict
 from vje.evaluation.probe import RATES
 from vje.recipes import load_recipe
@@ -20,7 +20,7 @@ from vje.runs import RunFolder
 def make_run(tmp_path):
     """A run folder with made-up figures."""
 
-    def make(name, recipe="cifar10", seed=0, knn=80.0, momentum=None, epochs=20, **files):
+    def make(name, recipe="cifar10", seed=0, knn=80.0, momentum=None, epochs=20, others=None, **files):
         config = load_recipe(recipe)
         config = replace(config, run=replace(config.run, seed=seed), optimizer=replace(config.optimizer, epochs=epochs))
         if momentum is not None:
@@ -32,7 +32,7 @@ def make_run(tmp_path):
                 "epoch": epoch,
                 "step": epoch,
                 "images_per_second": 1000.0 * epoch,
-                "knn": {"z": knn - 20 + epoch},
+                "knn": {"z": knn - 20 + epoch} | (others or {}),
             }
             folder.append(folder.metrics_file, record)
         for kind, value in files.items():
@@ -105,7 +105,7 @@ def test_a_mean_with_an_unfinished_seed_is_marked(vje, make_run, tmp_path):
     runs = [make_run(f"s{seed}", seed=seed, epochs=40, probe={"spaces": {"z": {"top1": 90.0}}}) for seed in (0, 1)]
     RunFolder(runs[0]).append(runs[0] / "metrics.jsonl", {"epoch": 40, "step": 40, "images_per_second": 1.0})
     cells = cells_of(vje("compare", *runs, "--out", tmp_path / "c").out, "cifar10")
-    assert cells[:4] == ["cifar10", "2", "40, 20/40*", "90.00 ± 0.00*"]
+    assert cells[:5] == ["cifar10", "2", "40, 20/40*", "80.00 ± 0.00*", "90.00 ± 0.00*"]
 
 
 def test_a_result_from_before_the_end_of_training_is_marked(vje, make_run, tmp_path):
@@ -158,10 +158,92 @@ def test_ood_averages_without_some_of_their_sets_are_left_out(vje, make_run, tmp
     assert note in answer.out and groups_of(tmp_path)["cifar10"]["notes"] == [note]
 
 
+def own_sets(images=None, **changes):
+    """What ``vje ood --id mine/inbox --ood noise=... dots=...`` writes of a run."""
+    aurocs = {
+        "nll": {"noise": 90.0, "dots": 80.0},
+        "knn": {"noise": 70.0, "dots": 60.0},
+        "vim": {"noise": 1, "dots": 1},
+    }
+    return {
+        "data": "mine/inbox",
+        "counts": {"id": 20, "noise": 15, "dots": 10},
+        "scores": {score: {name: {"auroc": x} for name, x in found.items()} for score, found in aurocs.items()},
+        "summary": {score: {"avg": sum(found.values()) / 2} for score, found in aurocs.items()},
+        "missing": {},
+        "images": {"id": "1", "noise": "2", "dots": "3"} | (images or {}),
+        **changes,
+    }
+
+
+def test_sets_of_ones_own_have_columns(vje, make_run, tmp_path):
+    runs = [make_run("a", ood=own_sets(inputs="5")), make_run("b", recipe="cifar10-simsiam", ood=own_sets(inputs="6"))]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    assert answer.status == 0 and "left out" not in answer.out
+    for group in groups_of(tmp_path).values():
+        assert {name: value["mean"] for name, value in group["values"].items() if "OOD" in name} == {
+            "OOD NLL (inbox against noise)": 90.0,
+            "OOD NLL (inbox against dots)": 80.0,
+            "OOD k-NN (inbox against noise)": 70.0,
+            "OOD k-NN (inbox against dots)": 60.0,
+        }
+    assert "(inbox against dots)" in answer.out and "ViM" not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "left"),
+    [
+        ({}, {"images": {"noise": "9"}}, ["dots"]),
+        ({}, {"images": {"id": "9"}}, []),
+        ({"images": None, "inputs": "5"}, {"images": None, "inputs": "6"}, []),
+        ({"images": None}, {"images": None}, []),
+    ],
+    ids=["a set", "the in-distribution images", "older results", "results that do not say"],
+)
+def test_other_images_of_the_same_name_are_not_compared(vje, make_run, tmp_path, one, other, left):
+    def written(changes):
+        found = own_sets(**changes)
+        return {k: v for k, v in found.items() if not (k == "images" and "images" in changes and not changes[k])}
+
+    runs = [make_run("a", ood=written(one)), make_run("b", recipe="cifar10-simsiam", ood=written(other))]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    expected = [f"OOD {score} (inbox against {name})" for score in ("NLL", "k-NN") for name in left]
+    for group, run in zip(groups_of(tmp_path).values(), runs, strict=True):
+        assert [name for name in group["values"] if "OOD" in name] == expected
+        assert group["notes"][0].startswith("left out: OOD NLL (inbox against noise)") and str(run) in group["notes"][0]
+    assert answer.out.count("on other images than another run's") == 2
+    assert vje("compare", runs[1], "--out", tmp_path / "c").out.count("(inbox against") == 4  # alone it can be shown
+
+
+def test_a_command_for_old_results_can_be_pasted(vje, make_run, tmp_path):
+    run = make_run("five [bold]", ood=own_sets(finished=False))
+    (run / "model.safetensors").touch()
+    os.utime(run / "model.safetensors", (1e9, 1e9))
+    answer = vje("compare", run, "--out", tmp_path / "c")
+    assert f"`vje ood '{run}' --id mine/inbox --ood noise=PATH dots=PATH` makes it anew" in answer.out
+
+
+def test_every_space_that_training_looked_at_is_shown(vje, make_run, tmp_path):
+    others = {"mean": 61.0, "target": 62.0}
+    whole = make_run(
+        "whole", recipe="cifar10-ema", others=others, evaluation={"knn": {"k": 20, "z": 81.5, "mean": 63.0}}
+    )
+    part = make_run("part", others=others, epochs=40)
+    assert vje("compare", whole, part, "--out", tmp_path / "c").status == 0
+    found = {
+        name: {column: (value["mean"], value["unfinished"]) for column, value in group["values"].items()}
+        for name, group in groups_of(tmp_path).items()
+    }
+    wanted = {"k-NN z": (81.5, 0), "k-NN mean": (63.0, 0), "k-NN target": (62.0, 0)}
+    assert found["cifar10-ema"].items() >= wanted.items()
+    assert found["cifar10"].items() >= {"k-NN z": (80.0, 1), "k-NN mean": (61.0, 1), "k-NN target": (62.0, 1)}.items()
+
+
 def probed(**changes):
     """What ``vje probe`` writes of a run, with its usual options or others."""
     lr = changes.pop("lr", RATES)
-    fields = {name: Options.__dataclass_fields__[name].default for name in USUAL_PROBE if name != "lr"}
+    usual = (name for name in USUAL_PROBE if name not in ("lr", "batch"))
+    fields = {name: Options.__dataclass_fields__[name].default for name in usual} | {"batch": BATCH}
     spaces = {"z": {"top1": 90.0, "top5": None, "lr": lr[0], "rates": [{"lr": rate} for rate in lr]}}
     return {"spaces": spaces, **fields, "momentum": 0.9, "seed": 3, **changes}
 

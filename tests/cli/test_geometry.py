@@ -44,6 +44,24 @@ def test_a_statistic_that_is_constant_has_no_correlation(vje, trained, tmp_path)
     assert "<td>\u2013</td><td>Spearman" in (mine / "report.html").read_text(encoding="utf-8")
 
 
+def test_the_table_is_whole_in_a_narrow_window(vje, trained, tmp_path, monkeypatch):
+    mine = tmp_path / "[bold]"
+    shutil.copytree(trained[0], mine)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = vje("geometry", mine, "--device", "cpu", "--points", 0).out.splitlines()
+    assert f"{trained[1]}: 32 images, 4 classes" in lines
+    assert sum(line.count("±") == 4 for line in lines) == sum("±" in line for line in lines) == 3
+
+
+def test_data_that_has_moved(vje, trained, tmp_path):
+    mine, data = tmp_path / "run", tmp_path / "moved.npz"
+    shutil.copytree(trained[0], mine)
+    shutil.copy(trained[1], data)
+    answer = vje("geometry", mine, "--data", data, "--device", "cpu", "--points", 0)
+    assert answer.status == 0, answer.err
+    assert json.loads((mine / "geometry.json").read_text())["data"] == str(data)
+
+
 def test_what_it_needs_is_said(vje, run):
     answer = vje("geometry", run, "--device", "cpu")
     assert answer.status == 2 and "has no labels" in answer.err

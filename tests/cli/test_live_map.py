@@ -36,7 +36,7 @@ def served(monkeypatch):
         show(self, atlas, epoch, settled)
         shown.append((atlas, epoch, settled))
 
-    def look(self):
+    def look(self, patience):
         server = self.show.__self__
         until = time.monotonic() + 60
         while self._images is not None and not (server.map.epoch == 2 and server.map.settled):
@@ -46,7 +46,7 @@ def served(monkeypatch):
             with urllib.request.urlopen(f"{server.address}/{path}", timeout=5) as answer:
                 text = answer.read().decode()
                 answers.append(json.loads(text) if path else text)
-        close(self)
+        close(self, patience)
 
     monkeypatch.setattr(LiveServer, "show", note)
     monkeypatch.setattr(MapMonitor, "close", look)
@@ -175,12 +175,34 @@ def test_a_collapsed_model_is_no_trouble(maker):
         assert rest == [epoch, True] and len(np.unique(atlas.places, axis=0)) == 200
 
 
-def test_the_newest_model_comes_first_and_the_end_before_all(maker, monkeypatch):
-    def endless(features, start, first):
-        while True:
-            time.sleep(0.001)
-            yield start
+def endless(features, start, first):
+    """Images that never arrive, and move a little to the right all the while."""
+    places = start
+    while True:
+        time.sleep(0.001)
+        places = places + np.float32(0.01)
+        yield places
 
+
+def test_the_last_map_may_settle(maker):
+    made, shown = maker
+    made.draw(7, surveyed(np.random.default_rng(0).normal(size=(200, 8))))
+    made.close(patience=60)
+    assert [shown.get_nowait()[1:] for _ in range(2)] == [(7, False), (7, True)]
+
+
+def test_the_last_map_stays_where_it_is_when_patience_ends(maker, monkeypatch):
+    monkeypatch.setattr("vje.cli.live_map.settling", endless)
+    made, shown = maker
+    made.draw(7, surveyed(np.random.default_rng(0).normal(size=(200, 8))))
+    first = shown.get(timeout=30)
+    made.close(patience=0.1)
+    then = shown.get_nowait()
+    assert [first[1:], then[1:]] == [(7, False), (7, True)] and shown.empty()
+    assert (then[0].places > first[0].places).all()
+
+
+def test_the_newest_model_comes_first_and_the_end_before_all(maker, monkeypatch):
     monkeypatch.setattr("vje.cli.live_map.settling", endless)
     made, shown = maker
     features = np.random.default_rng(0).normal(size=(200, 8))

@@ -163,3 +163,23 @@ def test_a_closed_pipe_is_no_mistake():
     done = subprocess.run(head, shell=True, capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert "usage" in done.stdout
     assert done.stderr == ""
+
+
+WARN = """
+import warnings
+from vje.cli import main, recipes
+def run(_):
+    for file, category in ((recipes.__file__, UserWarning), ("other.py", UserWarning), (recipes.__file__, Warning)):
+        warnings.warn_explicit("runs/x [y] is not finished", category, file, 7)
+    return 0
+usual, recipes.run = warnings.formatwarning, run
+assert main.main(["recipes"]) == 0 and warnings.formatwarning is usual
+"""
+
+
+def test_warnings_of_this_package_are_one_line_and_others_as_ever():
+    done = subprocess.run([sys.executable, "-c", WARN], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    ours, other, kind = done.stderr.splitlines()[:3]
+    assert ours == "warning: runs/x [y] is not finished"
+    assert other == "other.py:7: UserWarning: runs/x [y] is not finished"
+    assert kind.endswith("recipes.py:7: Warning: runs/x [y] is not finished")

@@ -164,7 +164,7 @@ def test_mirrored_scores_are_means_over_the_image_and_its_mirror_image(
         inside = content["test_images"][1000:]  # the first 100 of each class are validation
     with np.load(data_dir / "svhn.npz") as content:
         outside = content["test_images"]
-    assert main(["ood", str(run), "--device", "cpu", "--mirror"]) == 0
+    assert main(["ood", str(run), "--device", "cpu", "--views", "mirror"]) == 0
     result = json.loads((run / "ood.json").read_text())["scores"]
     assert {f"{name}_mirror" for name in result if not name.endswith("_mirror")} <= result.keys()
     labels = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
@@ -204,7 +204,7 @@ def test_runs_that_have_no_mean_are_refused(
     assert main(["ood", *map(str, runs), "--device", "cpu"]) == 2
     message = capsys.readouterr().err
     assert f"different {next(iter(other))}" in message and next(iter(other.values())) in message
-    assert "`vje compare`" in message
+    assert f"`vje compare {runs[0]} {runs[1]}`" in message
     assert not any((run / "ood.json").exists() for run in runs)
 
 

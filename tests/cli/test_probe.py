@@ -152,6 +152,11 @@ def test_another_method(vje, tmp_path):
     assert "--space mean: this simsiam run has z; use one of them" in err
 
 
+def test_fewer_images_than_the_usual_batch(vje, run):
+    assert vje("probe", run, "--epochs", "1", "--device", "cpu").status == 0
+    assert read(run)["batch"] == 48  # half of the 96
+
+
 MISTAKES = {
     "space": (["--space", "mu"], ["--space mu", "z, mean, target"]),
     "batch": (["--batch", "97"], ["--batch 97 is more than the 96 training images", "--batch 48"]),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -15,12 +16,17 @@ import pytest
 
 from vje.cli.live import LivePage
 from vje.data import registry
-from vje.runs import RunFolder
+from vje.errors import UserError
+from vje.runs import RunFolder, write_atomically
 
 
 def data_of(file):
     """What the page's scripts would read."""
-    return json.loads(re.search(r'id="data">(.*?)</script>', file.read_text(encoding="utf-8"), re.S).group(1))
+    return data_in(file.read_text(encoding="utf-8"))
+
+
+def data_in(text):
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))
 
 
 @pytest.fixture
@@ -74,7 +80,7 @@ def test_only_vjes_statistics_are_explained_as_vjes(vje, mine, trained, tmp_path
     assert json.loads((other / "evaluation.json").read_text())["method"] == "vssl"
     assert vje("report", other, "--points", 0).status == 0
     text = (other / "report.html").read_text(encoding="utf-8")
-    assert "Mean variance" in text and "the prior" not in text.split("<script>")[0]
+    assert "Posterior variance" in text and "the prior" not in text.split("<script>")[0]
 
 
 def test_fewer_points_without_labels(vje, run):
@@ -139,6 +145,34 @@ def test_several_runs_are_compared(vje, trained, mine, tmp_path):
     assert len(lines) == 1 and len(lines[0]["std"]) == 2  # they differ in their seeds alone
 
 
+def test_a_run_that_went_on_is_not_headed_by_what_it_was(vje, mine):
+    assert vje("evaluate", mine, "--device", "cpu").status == 0
+    (mine / "probe.json").unlink(missing_ok=True)
+    old = json.loads((mine / "evaluation.json").read_text())
+    assert vje("train", "--resume", mine, "--epochs", 3, "--extend", "--device", "cpu").status == 0
+    new = RunFolder(mine).metrics()[-1]["knn"]["z"]
+    for points in (9, 0):  # with the model at hand, and without
+        assert vje("report", mine, "--points", points, "--device", "cpu", "--workers", 0).status == 0
+        text = (mine / "report.html").read_text(encoding="utf-8").split("<script>")[0]
+        assert "3 epochs, seed 0; finished" in text and f"<td>{new:.2f}%</td><td>in training, after epoch 3" in text
+        assert f"{old['effective_rank']:.1f}" not in text.split("<h2")[1]
+        assert "Left out: evaluation.json" in text and f"<code>vje evaluate {mine}</code> makes it anew" in text
+
+
+def test_a_map_that_cannot_be_kept_is_in_the_page_all_the_same(vje, mine, tmp_path, monkeypatch):
+    def guarded(file, content):
+        if mine in file.parents:
+            raise UserError(f"cannot write {file}")
+        write_atomically(file, content)
+
+    monkeypatch.setattr("vje.cli.report.write_atomically", guarded)
+    for kept in (mine / "cache").glob("map-*"):
+        kept.unlink()
+    answer = vje("report", mine, "--device", "cpu", "--workers", 0, "--out", tmp_path / "page.html")
+    assert answer.status == 0, answer.err
+    assert data_of(tmp_path / "page.html")["map"]["count"] == 32 and not list((mine / "cache").glob("map-*"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -191,6 +225,48 @@ def test_watching_changes_nothing_and_ends_with_training(vje, trained, tmp_path,
         urllib.request.urlopen(address, timeout=5)
     assert comparable(run) == comparable(trained[0])
     assert "watch" not in (run / "config.json").read_text()
+
+
+class Page(threading.Thread):
+    """Does what an open page does: asks for the numbers, and for each map, until it is told that this is the end."""
+
+    def __init__(self, address):
+        super().__init__(daemon=True)
+        self.address, self.states, self.maps = address, [], {0: None}
+        self.number = data_in(self.ask("/"))["page"]
+        self.start()
+
+    def run(self):
+        while not (self.states and self.states[-1]["ended"]):
+            self.states.append(json.loads(self.ask(f"/data.json?page={self.number}")))
+            if self.states[-1]["map"]["number"] not in self.maps:
+                found = json.loads(self.ask(f"/map.json?page={self.number}"))
+                self.maps[found["number"]] = found
+            time.sleep(0.05)
+
+    def ask(self, path):
+        with urllib.request.urlopen(self.address + path, timeout=30) as answer:
+            return answer.read().decode()
+
+
+def test_an_open_page_is_given_the_end_of_training(vje, trained, tmp_path, tiny, monkeypatch):
+    pages, note = [], LivePage.on_progress
+
+    def look(self, progress):
+        note(self, progress)
+        if not pages:
+            pages.append(Page(self.server.address))
+
+    monkeypatch.setattr(LivePage, "on_progress", look)
+    monkeypatch.setattr("vje.cli.live.PATIENCE", 60.0)  # the page asks often, and is through in no time
+    words = ("--data", trained[1], "--out", tmp_path / "run", *tiny, "--knn-every", 1)
+    assert vje("train", "folder", *words, "--watch").status == 0
+    pages[0].join(30)
+    last = pages[0].states[-1]
+    assert last["ended"]["status"] == "finished" and last["progress"]["done"] == 1
+    assert all(panel["lines"][0]["x"][-1] == 2 for panel in last["panels"])
+    assert last["map"] == {"number": max(pages[0].maps), "epoch": 2, "settled": True}
+    assert not any(state["ended"] for state in pages[0].states[:-1])
 
 
 def test_an_interrupted_run_stops_the_page_too(vje, trained, tmp_path, tiny, monkeypatch):

@@ -16,6 +16,7 @@ from vje.runs import RunFolder, read_json, write_json
 
 DECLARATION = """
 about = "two tiny runs"
+source = "paper"
 epochs = 1
 seeds = 1
 corner = "nu"

@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,18 @@ def test_a_table_is_continued_after_its_whole_rows(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         CsvTable(tmp_path / "gone" / "a.csv", ["file"])
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "get permission")])
+def test_the_remedy_is_that_of_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(UserError, match=rf"a\.csv \(no\): {remedy}.*, or choose another --out\.$"):
+        CsvTable(tmp_path / "a.csv", ["file"])
 
 
 def test_whole_rows(tmp_path: Path) -> None:

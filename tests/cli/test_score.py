@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vje.ood.detector import ImageDetector
@@ -107,7 +108,7 @@ def test_features(vje, run: Path, photos: Path) -> None:
 def test_sheet(vje, run: Path, photos: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
     answer = vje("score", run, photos, "--top", 11, "--sheet", sheet)
-    assert answer.status == 0 and "22 images drawn" in answer.err
+    assert answer.status == 0 and "13 images drawn" in answer.err  # all there are, each once
     assert min(Image.open(sheet).size) > 400
     assert vje("score", run, photos, "--sheet", sheet).status == 2
     (tmp_path / "none.png").write_text("no picture")
@@ -254,13 +255,35 @@ def test_rows_that_mean_something_else_are_not_mixed(vje, run: Path, photos: Pat
     assert vje(*append).status == 0
 
 
+def test_two_models_scores_are_not_mixed(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    import vje as library
+
+    other = library.load(run)
+    with torch.no_grad():
+        other.inference.mean.weight.add_(0.1)
+    other.save(tmp_path / "other")
+    out = tmp_path / "scores.csv"
+    assert vje("score", run, photos, "--out", out).status == 0
+    before = out.read_bytes()
+    answer = vje("score", tmp_path / "other" / "model.safetensors", photos, "--out", out, "--append")
+    assert answer.status == 2 and "begun with another model" in answer.err
+    assert out.read_bytes() == before
+
+
+def test_no_image_is_both_among_the_most_and_the_least_typical(vje, run: Path, tmp_path: Path, many_files) -> None:
+    folder, sheet = many_files(tmp_path / "few", 7), tmp_path / "s.png"
+    answer = vje("score", run, folder, "--out", tmp_path / "a.csv", "--sheet", sheet)
+    assert answer.status == 0 and "6 images drawn" in answer.err  # one file is unreadable
+
+
 def test_memory_does_not_grow(vje, run: Path, tmp_path: Path, monkeypatch, many_files) -> None:
     """Only the extremes for the sheet are kept, and rows leave with their batch."""
-    from vje.cli import rows, score
+    from vje.cli import rows
+    from vje.cli.score_job import ScoringJob
 
     jobs, written = [], []
-    remember = score._Job.__init__
-    monkeypatch.setattr(score._Job, "__init__", lambda job, *a: (remember(job, *a), jobs.append(job))[0])
+    remember = ScoringJob.__init__
+    monkeypatch.setattr(ScoringJob, "__init__", lambda job, *a: (remember(job, *a), jobs.append(job))[0])
     write = rows.CsvTable.write
     monkeypatch.setattr(rows.CsvTable, "write", lambda table, new: (written.append(len(new)), write(table, new))[1])
     folder = many_files(tmp_path / "many", 50)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_evaluate_twice(vje, trained, snapshot):
     assert set(result["knn"]) >= {"z", "mean", "target"}
     assert set(result["posterior"]) == STATISTICS
     assert result["images"] == 32
-    for words in ("k-NN of z", f"{result['knn']['z']:.2f}%", "k-NN of EMA", "effective rank", "cosine_mean_z"):
+    for words in ("k-NN of z", f"{result['knn']['z']:.2f}%", "k-NN of EMA", "effective rank", "cosine of mean and z"):
         assert words in out
     assert str(run / "evaluation.json") in out.replace("\n", "")
 
@@ -126,6 +127,25 @@ def test_embed_replaces_a_file_only_when_told(vje, trained, tmp_path):
     assert vje("embed", run, data, "--out", file, "--force", "--device", "cpu").status == 0
     assert file.read_text().startswith("name,nll")
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_table_of_statistics_of_a_method_that_has_none(vje, tmp_path, trained, tiny):
+    run, out = tmp_path / "run", tmp_path / "e.csv"
+    assert vje("train", "digits", "--method", "simsiam", "--data", trained[1], *tiny, "--out", run).status == 0
+    answer = vje("embed", run, trained[1], "--out", out)
+    assert answer.status == 2 and "simsiam has none: use .npz" in answer.err and not out.exists()
+
+
+def test_a_run_finds_its_images_from_another_folder(vje, photos, tmp_path, tiny, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert vje("train", "folder", "--data", "photos", *tiny, "--out", "run").status == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert vje("evaluate", "../run", "--workers", 0).status == 0
+    photos.rename(tmp_path / "moved")
+    answer = vje("evaluate", "../run")
+    assert answer.status == 2 and "photos, which is not there" in answer.err and "--data PATH" in answer.err
+    assert vje("evaluate", "../run", "--workers", 0, "--data", "../moved").status == 0
 
 
 def test_embed_with_a_model_file_and_single_images(vje, trained, tmp_path):
@@ -222,7 +242,7 @@ def test_the_demo(vje, tmp_path, snapshot):
     for words in ("raw pixels", "z, the encoder's embedding", "mean of the posterior", "untrained", "trained"):
         assert words in out
     assert f"The most and least typical digits: {out_folder / 'typical.png'}\n" in out
-    assert f"vje calibrate {out_folder}" in out
+    assert f"vje calibrate {shlex.quote(str(out_folder))}" in out
     assert "What to run next" in out
     result = read(out_folder / "evaluation.json")
     assert result["images"] == 80

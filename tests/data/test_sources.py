@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vje.data.sources import ArraySource, FolderSource, MirroredSource
+from vje.data.sources import ArraySource, FolderSource
 from vje.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -113,19 +113,3 @@ def test_folder_channels_and_subset(tmp_path: Path, picture: Callable[..., Path]
     relabelled = source.labelled(None)
     assert relabelled.labels is None
     assert source.labels is not None
-
-
-def test_mirrored_source() -> None:
-    """What evaluation sees is mirrored, also where an odd margin puts the crop off centre; nothing else changes."""
-    images = RNG.integers(0, 256, (3, 8, 11, 3), dtype=np.uint8)
-    source = ArraySource(images, labels=[2, 0, 1])
-    mirrored = MirroredSource(source)
-    assert (list(mirrored.names), mirrored.channels, len(mirrored)) == (["0", "1", "2"], 3, 3)
-    for index in range(3):
-        assert np.array_equal(np.asarray(mirrored.image(index, 3)), images[index, :, ::-1])
-        assert np.array_equal(mirrored.fitted(index, 8, 8, 3), source.fitted(index, 8, 8, 3)[..., ::-1])
-    assert mirrored.fingerprint() != source.fingerprint()
-    assert mirrored.fingerprint() == MirroredSource(ArraySource(images)).fingerprint()
-    part = mirrored.subset([2])
-    assert part.labels is not None and part.labels.tolist() == [1]
-    assert np.array_equal(part.fitted(0, 8, 8, 3), mirrored.fitted(2, 8, 8, 3))

@@ -1,5 +1,7 @@
 """Every declaration can be made: its values are of known files, its runs have settings that training accepts."""
 
+from pathlib import Path
+
 import pytest
 
 from vje.errors import UserError
@@ -161,4 +163,22 @@ def test_a_declaration_of_ones_own_is_checked(tmp_path, text, message):
     file = tmp_path / "mine.toml"
     file.write_text(f'about = "mine"\n{text}\n')
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        load_experiment(str(file))
+
+
+def test_the_declaration_in_the_documentation(tmp_path):
+    """It is a table of its own: the recipe's epochs, and nothing is called the paper's."""
+    text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    file = tmp_path / "mine.toml"
+    file.write_text(text.partition("```toml\n")[2].partition("```")[0])
+    mine = load_experiment(str(file))
+    assert [[cell.epochs for cell in row] for row in mine.cells()] == [[load_recipe("digits").optimizer.epochs] * 2] * 2
+    assert mine.cells()[0][0].options == {"samples": 0} and mine.cells()[1][0].paper.mean == 98.3
+    assert Scale(epochs=1).label(mine) == f"1 of the declared {load_recipe('digits').optimizer.epochs} epochs"
+
+
+def test_a_setting_that_is_none_is_told_with_those_that_are(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('about = "mine"\nxyz = 1\n')
+    with pytest.raises(UserError, match="unknown setting 'xyz'; there are name, about, label, kind, epochs"):
         load_experiment(str(file))

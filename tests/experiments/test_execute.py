@@ -1,6 +1,7 @@
 """Children: in turn and side by side, failing alone, told to stop, and never two for one run."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,6 +65,13 @@ def test_a_run_that_diverges_is_no_failure(tmp_path, work):
     runner, said = work(wild, bad)
     assert list(runner.failures) == ["digits_e1_s1"] and not (tmp_path / "never").exists()
     assert f"digits_e1_s0: diverged at step 7; to try again: vje train --resume {tmp_path / 'digits_e1_s0'}" in said
+
+
+def test_commands_in_a_log_can_be_pasted(tmp_path, work):
+    spaced = job(tmp_path / "my runs", 0, "print('there')")
+    work(spaced)
+    first, second = (tmp_path / "my runs" / "digits_e1_s0.log").read_text().splitlines()
+    assert shlex.split(first) == ["$", *spaced.command(spaced.steps[0], None)] and second == "there"
 
 
 def test_children_have_the_environment_of_this_process(tmp_path, work, monkeypatch):

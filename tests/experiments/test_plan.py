@@ -19,6 +19,7 @@ from vje.runs import RunFolder
 
 DECLARATION = """
 about = "digits"
+source = "paper"
 epochs = 3
 seeds = 2
 

@@ -20,6 +20,7 @@ from vje.runs import RunFolder, read_json
 
 TABLE = """
 about = "digits"
+source = "paper"
 label = "tab:digits"
 epochs = 2
 seeds = 3

@@ -103,6 +103,15 @@ def test_other_spaces_and_scores_are_of_each_embedding_alone(model):
             torch.testing.assert_close(function(z[2:3])[key], value[2:3], rtol=1e-4, atol=1e-4)
 
 
+def test_every_statistic_is_explained_and_every_explanation_is_of_something(model, name):
+    views, draws, labels = inputs(model)
+    reported = {*model(views, draws, labels).parts, *model.eval().statistics(torch.rand(2, model.encoder.dim))}
+    assert model.quantities.keys() <= reported | {"nll_standard"}  # which is another likelihood's
+    for key in model.statistics(torch.rand(2, model.encoder.dim)):
+        title, meaning = model.quantity(key)
+        assert title and meaning and "_" not in title, f"{name}: {key}"
+
+
 def test_another_number_of_views_is_refused(model):
     views, draws, labels = inputs(model)
     with pytest.raises(ValueError, match="view"):

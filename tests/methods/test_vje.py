@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -379,6 +380,20 @@ def test_uint8_images_are_preprocessed():
 
 
 # Precision
+
+
+def test_pixels_are_not_taken_for_normalised_images():
+    torch.manual_seed(0)
+    model = VJE("resnet8", preprocessing=Preprocessing(4, 4, 3, [0.5] * 3, [0.25] * 3)).eval()
+    pixels = torch.randint(256, (BATCH, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="as if they were pixels"):
+        model.score(pixels / 255)
+    with pytest.raises(ValueError, match="uint8"):
+        model.score(pixels.long())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        normalised = model.score(model.preprocessing.normalize(pixels / 255))["nll"]
+    assert torch.allclose(normalised, model.score(pixels)["nll"], rtol=1e-4)
 
 
 def test_under_autocast_everything_after_the_encoder_is_float32():

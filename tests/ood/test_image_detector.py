@@ -194,3 +194,26 @@ def test_mistakes_are_explained(run: Path, tmp_path: Path) -> None:
         detector.score(pixels(2), alpha=5)
     with pytest.raises(UserError, match="no preprocessing"):
         ImageDetector(VJE("resnet8"))
+
+
+def test_scores_over_several_views_are_means(run: Path) -> None:
+    images = torch.from_numpy(pixels(4))
+    one = ImageDetector.from_run(run, "cpu")
+    both = ImageDetector.from_run(run, "cpu", views="mirror")
+    expected = [one.score(x, explain=True) for x in (images, images.flip(-1))]
+    assert close(both.score(images, explain=True), {k: (expected[0][k] + expected[1][k]) / 2 for k in expected[0]})
+    ten = ImageDetector.from_run(run, "cpu", views="ten").score(images)
+    assert close(ten, ImageDetector.from_run(run, "cpu", views="ten").score(images.flip(-1)))  # ten crops are symmetric
+    assert not close(ten, one.score(images))
+
+
+def test_a_calibration_brings_its_views(run: Path) -> None:
+    detector = ImageDetector.from_run(run, "cpu", views="ten")
+    detector.calibrate(pixels(30, 1))
+    detector.save_calibration()
+    again = ImageDetector.from_run(run, "cpu")
+    assert again.views == "ten"
+    assert close(again.score(pixels(5)), detector.score(pixels(5)))
+    with pytest.raises(UserError, match=r"was made with views 'ten': use these, or calibrate again"):
+        ImageDetector.from_run(run, "cpu", views="one")
+    assert ImageDetector.from_run(run, "cpu", calibrated=False, views="one").views == "one"

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from vje.config import to_dict
+from vje.methods.vje import VJE
 from vje.recipes import load_recipe
-from vje.reporting.atlas import Atlas, nearest
+from vje.reporting.atlas import TITLES, Atlas, nearest
 from vje.reporting.ood import ood_curves
 from vje.reporting.sprites import make_sprites
 from vje.runs import RunFolder
@@ -95,6 +96,7 @@ def make_atlas():
             labels=labels if labelled else None,
             classes=["cat", NASTY, "ship", "frog"] if labelled else None,
             total=count,
+            titles={name: VJE.quantity(name).title for name in values} | TITLES,
         )
 
     return make

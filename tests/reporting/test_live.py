@@ -2,15 +2,19 @@
 
 import http.client
 import json
+import shutil
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from vje.errors import UserError
 from vje.reporting.live import LiveServer
+from vje.runs import RunFolder
 
 
 @pytest.fixture
@@ -58,6 +62,7 @@ def test_the_map_that_was_shown_last(reported, make_atlas):
             assert json.loads(ask(server, "/data.json")[1])["map"] == expected
             found = json.loads(ask(server, "/map.json")[1])
             section = found.pop("section")
+            assert found.pop("number") == number
             assert found == json.loads(json.dumps(atlas.as_data())) and f"{found['count']} images" in section
         assert "sheets" not in ask(server)[1].split('id="data">')[1].split("</script>")[0]  # the page fetches it
     finally:
@@ -80,6 +85,64 @@ def test_it_listens_on_the_loopback_alone(live):
     port = live._server.server_address[1]
     with socket.socket() as other:  # another address of the same machine, which would be taken if all were
         other.bind(("127.0.0.2", port))
+
+
+def opened(live):
+    """The number of a page that was just opened."""
+    return json.loads(ask(live)[1].split('id="data">')[1].split("</script>")[0])["page"]
+
+
+def test_the_end_is_told_to_every_page_that_is_open(live, make_atlas):
+    pages = [opened(live) for _ in range(2)]
+    live.show(make_atlas(30), 20, True)
+    assert json.loads(ask(live, f"/data.json?page={pages[0]}")[1])["ended"] is None
+    ending = threading.Thread(target=live.finish, args=(60,))
+    ending.start()
+    until = time.monotonic() + 30
+    while (ended := json.loads(ask(live, "/data.json")[1])["ended"]) is None:  # by whom nobody has to wait for
+        assert time.monotonic() < until
+    assert ended["status"] == "stopped, 20 epochs done" and f"vje train --resume {live.folder.path}" in ended["words"]
+    for page in pages:
+        assert json.loads(ask(live, f"/data.json?page={page}")[1])["ended"] == ended
+        ending.join(0.1)
+        assert ending.is_alive()  # it has not got the map yet, or the other has nothing at all
+        ask(live, f"/map.json?page={page}")
+    ending.join(30)
+    assert not ending.is_alive()
+    assert "in training" not in ask(live)[1].split("<script>")[0]  # a page that is opened this late knows it too
+
+
+def test_a_run_that_failed_says_why(reported, tmp_path):
+    folder = RunFolder(Path(shutil.copytree(reported.path, tmp_path / "run")))
+    folder.write("failed", {"step": 7, "message": "the loss at step 7 is <NaN>"})
+    server = LiveServer(folder).start()
+    try:
+        server.finish(0)
+        found = json.loads(ask(server, "/data.json")[1])["ended"]
+        assert found == {"status": "failed, 20 epochs done", "words": "the loss at step 7 is <NaN>"}
+        assert "<NaN>" not in ask(server)[1].split("<script>")[0]
+    finally:
+        server.stop()
+
+
+def test_nobody_waits_where_no_page_is_open(live, monkeypatch):
+    ask(live, "/data.json")
+    ask(live, "/data.json?page=77")
+    ask(live, "/data.json?page=%00")
+    began = time.monotonic()
+    live.finish(60)
+    assert time.monotonic() - began < 20
+    opened(live)
+    monkeypatch.setattr("vje.reporting.audience.RECENT", 0.0)  # it was closed a while ago
+    live.finish(60)
+    assert time.monotonic() - began < 40
+
+
+def test_a_page_that_no_longer_asks_is_not_waited_for_long(live):
+    opened(live)
+    began = time.monotonic()
+    live.finish(0.2)
+    assert 0.2 <= time.monotonic() - began < 20
 
 
 def test_it_stops_while_a_browser_holds_on(reported):

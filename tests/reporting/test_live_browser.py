@@ -1,18 +1,22 @@
 """The live page in a real Chromium: it asks its own server alone, and its map moves with the run."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vje.reporting.live import LiveServer
+from vje.runs import RunFolder
 
 COUNT = 120
 
 
 @pytest.fixture
-def live(reported):
-    server = LiveServer(reported, no_map="The map comes later.").start()
+def live(reported, tmp_path):
+    folder = RunFolder(Path(shutil.copytree(reported.path, tmp_path / "run")))
+    server = LiveServer(folder, no_map="The map comes later.").start()
     yield server
     server.stop()
 
@@ -31,7 +35,7 @@ def opened(browser, live):
         page.on("console", lambda message: message.type in ("error", "warning") and trouble.append(message.text))
         page.on("pageerror", lambda error: trouble.append(str(error)))
         known = tuple(f"{live.address}/{path}" for path in ("", "data.json", "map.json"))
-        page.on("request", lambda request: request.url.startswith("data:") or asked(request.url, known))
+        page.on("request", lambda request: request.url.startswith("data:") or asked(request.url.split("?")[0], known))
         page.add_init_script(IMPATIENT)
         page.goto(live.address)
         page.wait_for_selector("html[data-ready=yes]")
@@ -81,7 +85,7 @@ def test_the_map_comes_while_the_page_is_open_and_works(opened, live, make_atlas
     page.mouse.move(*spot(page, image))
     page.wait_for_selector(f"#map-card[data-image='{image}']:visible canvas[data-drawn=yes]")
     assert page.locator("#map-card .what").text_content() == f"class {atlas.classes[atlas.labels[image]]}"
-    assert {"NLL", "mean variance"} <= set(page.locator("#map-card dt").all_text_contents())
+    assert {"NLL", "posterior variance"} <= set(page.locator("#map-card dt").all_text_contents())
     page.mouse.click(*spot(page, image))
     page.wait_for_selector(f"#map-chosen[data-image='{image}']")
     assert tiles(page, "#map-chosen") == atlas.neighbours[image].tolist()
@@ -95,7 +99,7 @@ def test_what_one_was_doing_goes_on_when_the_map_is_renewed(opened, live, make_a
     live.show(atlas, 10, True)
     page = opened()
     wait_for_epoch(page, 10)
-    page.get_by_label("Colour by").select_option(label="mean variance")
+    page.get_by_label("Colour by").select_option(label="posterior variance")
     page.get_by_label("Image number").fill("7")
     page.locator("#map-plot").focus()
     page.keyboard.press("Enter")
@@ -144,7 +148,29 @@ def test_without_labels_and_likelihood_on_a_phone_in_the_dark(opened, live, make
     assert red < 60
 
 
-def test_the_last_state_stays_when_training_ends(browser, reported, make_atlas):
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_page_is_shown_the_end_and_then_asks_no_more(opened, live, make_atlas, finished):
+    live.show(make_atlas(COUNT), 10, False)
+    page = opened()
+    wait_for_epoch(page, 10, moving=True)
+    assert page.locator("#live-status").text_content() == "in training"
+    live.progress = {"epoch": 20, "epochs": 20, "done": 1, "images_per_second": 7.0, "left": "0s"}
+    if finished:
+        live.folder.model_file.touch()
+    live.show(make_atlas(COUNT), 20, True)
+    live.finish(30)  # the page is told within a moment
+    live.stop()
+    last = live.folder.read("config")["optimizer"]["epochs"]
+    status = "finished" if finished else "stopped, 20 epochs done"
+    words = f"Finished after epoch {last}." if finished else f"vje train --resume {live.folder.path}"
+    page.wait_for_function("(words) => document.getElementById('live-status').textContent === words", arg=status)
+    wait_for_epoch(page, 20)
+    assert words in page.locator("#live-words").text_content() and page.title() == f"run: {status}"
+    assert page.evaluate("document.getElementById('live-bar').value") == 1
+    page.wait_for_timeout(500)  # several times its patience: it would find nobody there, and complain
+
+
+def test_the_last_state_stays_when_the_server_is_gone(browser, reported, make_atlas):
     server = LiveServer(reported).start()
     server.show(make_atlas(COUNT), 10, True)
     page = browser.new_page()
@@ -154,4 +180,5 @@ def test_the_last_state_stays_when_training_ends(browser, reported, make_atlas):
     server.stop()
     page.wait_for_function("document.getElementById('live-words').textContent.startsWith('Training has ended')")
     assert page.locator("#map-plot canvas").count() > 0
+    assert page.locator("#live-status").text_content() == "ended, or stopped"
     page.close()

@@ -77,7 +77,7 @@ def test_hover_shows_picture_class_and_statistics(page, atlas, spot):
     assert card.locator(".what").text_content() == f"class {name}"
     assert f"image {image} ({image}{NASTY}.png)" in card.text_content()
     assert f"\u2212{abs(atlas.statistics['nll'][image]):.1f}"[:5] in card.text_content()
-    assert {"NLL", "mean variance"} <= set(card.locator("dt").all_text_contents())
+    assert {"NLL", "posterior variance"} <= set(card.locator("dt").all_text_contents())
     assert shown(page, "#map-card")
     page.mouse.move(2, 2)
 
@@ -103,7 +103,7 @@ def test_colours_follow_the_choice(page, atlas):
     assert page.evaluate(colours) != by_class  # the other classes step back
     page.get_by_role("button", name="frog", exact=True).click()
     assert page.evaluate(colours) == by_class
-    page.get_by_label("Colour by").select_option(label="mean variance")
+    page.get_by_label("Colour by").select_option(label="posterior variance")
     values = page.evaluate("Array.from(document.getElementById('map-plot').data[0].marker.color)")
     np.testing.assert_allclose(values, atlas.statistics["variance"])
     assert page.locator("#map-legend .scale").count() == 1

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 
 import numpy as np
@@ -197,12 +198,80 @@ def test_what_is_said_of_vjes_statistics_is_not_said_of_others(tmp_path, reporte
     assert [("the prior" in page) for page in pages.values()] == [True, False]
 
 
-def test_results_of_other_weights_are_marked(tmp_path, reported):
+@pytest.fixture
+def extended(tmp_path, reported):
+    """A run of five epochs whose results are of its first three."""
     folder = RunFolder.create(tmp_path / "run")
     folder.write("config", reported.read("config"))
-    folder.write("evaluation", reported.read("evaluation") | {"weights": "old"})
-    assert "evaluation.json is of other weights" in run_page(folder, None, "", "new")
-    assert "evaluation.json is of other weights" not in run_page(folder, None, "", "old")
+    old = {"weights": "old", "finished": True}
+    folder.write("evaluation", reported.read("evaluation") | old)
+    folder.write("probe", {"spaces": {"z": {"top1": 77.5}}} | old)
+    folder.write("geometry", {"margin": 0.123} | old)
+    folder.write("ood", reported.read("ood") | old)
+    folder.write("ood-curves", reported.read("ood-curves"))
+    for epoch, knn in ((3, {"z": 81.0}), (4, {"z": 83.25, "mean": 82.5}), (5, None)):
+        folder.append(folder.metrics_file, {"epoch": epoch, "step": epoch} | ({"knn": knn} if knn else {}))
+    folder.model_file.touch()
+    return folder
+
+
+def head(page):
+    """The page's text above the map."""
+    return page.split('id="title-map"')[0].split('id="title-numbers"')[1]
+
+
+def test_results_of_other_weights_are_left_out(extended):
+    page = run_page(extended, None, "", "new")
+    for name, command in (("evaluation", "evaluate"), ("probe", "probe"), ("geometry", "geometry")):
+        reason = "of other weights than the model that is here now"
+        assert f"Left out: {name}.json, {reason}; <code>vje {command} {extended.path}</code> makes it anew." in page
+    assert "Left out: ood.json" in page and "--id PATH --ood NAME=PATH</code> makes it anew." in page
+    values = re.findall(r"<td>([^<]*)</td><td>([^<]*)</td>", head(page))
+    how = "in training, after epoch 4; k = 20, cosine"
+    assert values == [("83.25%", how), ("82.50%", how)]  # k-NN as it was recorded last, and nothing else
+    assert 'id="ood-panels"' not in page
+    page = run_page(extended, None, "", "old")
+    assert "Left out" not in page and "71.00%" in head(page) and "83.25%" not in head(page)
+    assert 'id="ood-panels"' in page
+
+
+def test_without_the_model_times_tell_what_is_out_of_date(extended):
+    for name in ("evaluation", "probe", "geometry", "ood"):
+        os.utime(extended.path / f"{name}.json", (1, 1))
+    extended.write("probe", {"spaces": {"z": {"top1": 79.5}}, "weights": "new"})
+    page = run_page(extended, None)
+    assert "Left out: evaluation.json, older than the model;" in page and "Left out: probe.json" not in page
+    assert "79.50%" in head(page) and "71.00%" not in page
+    extended.model_file.unlink()  # training goes on
+    assert "Left out: evaluation.json, from before training went on;" in run_page(extended, None)
+
+
+def test_curves_and_table_call_a_number_the_same(tmp_path, reported):
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", reported.read("config") | {"method": "vi-simsiam"})
+    parts = {"ps_nll": -3.0, "kl": 2.0, "kappa": 9.0, "cosine": 0.5}
+    folder.write("evaluation", {"effective_rank": 2.0, "posterior": parts})
+    for epoch in (1, 2):
+        folder.append(folder.metrics_file, {"epoch": epoch, "step": epoch, "loss": 1.0, **parts})
+    page = run_page(folder, None)
+    panels = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["panels"]
+    drawn = {line["name"] for panel in panels for line in panel["lines"]}
+    rows = re.findall(r'<th scope="row">([^<]*)</th><td>[^<]*</td><td>([^<]+)</td>', head(page))
+    named = {title[:1].lower() + title[1:] for title, _ in rows} | {title for title, _ in rows}
+    assert drawn - {"loss"} <= named and "Power-Spherical NLL" in drawn
+    assert [panel["title"] for panel in panels] == [
+        "Loss",
+        "Terms of the loss",
+        "Concentration kappa",
+        "Cosine to the prediction",
+    ]
+
+
+def test_a_run_of_a_method_that_is_not_here_has_a_page_too(tmp_path, reported):
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", reported.read("config") | {"method": "of-a-friend"})
+    folder.write("evaluation", {"effective_rank": 2.0, "posterior": {"my_part": 3.0}})
+    assert '<th scope="row">My part</th><td>3</td><td></td>' in run_page(folder, None)
 
 
 def test_typical_and_odd_images(make_atlas):

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 import tyro
 
+from vje.cli.checks import check_vje
 from vje.cli.evaluate import run_config
 from vje.data.sources import ImageSource
-from vje.errors import UserError
+from vje.errors import UserError, command
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
+    from vje.data.splits import Splits
     from vje.ood.conformal import Calibration
 
 ALPHAS = (0.01, 0.05, 0.1)
@@ -37,6 +38,9 @@ class Options:
     """Where named data sets are; the default is where they were in training."""
     score: Literal["nll", "nll_directional", "nll_radial", "variance", "kl", "anisotropy"] = "nll"
     """Which score decides what is an outlier; of kl and anisotropy, low values are unusual."""
+    views: Literal["one", "mirror", "ten"] = "one"
+    """Views of each image that scores are means over, in `vje score` too: the image; it and its mirror image; or crops
+    at the centre and the corners and their mirror images, steadier, at ten times the work."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute."""
     batch: int = 256
@@ -52,6 +56,7 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"--batch must be at least 1, got {options.batch}.")
     if not options.run.exists() or (options.data is None and options.run.is_dir()):
         RunFolder.open(options.run)
+    check_vje(options.run)
     source = _own_images(options) if options.data is None else _given_images(options)
     _refuse_trained(options.run, source)
 
@@ -62,12 +67,13 @@ def run(arguments: list[str]) -> int:
     from vje.ood.detector import ImageDetector
 
     set_determinism(deterministic=False)
-    detector = ImageDetector.from_run(options.run, str(resolve_device(options.device)), calibrated=False)
+    detector = ImageDetector.from_run(options.run, str(resolve_device(options.device)), False, options.views)
     with counting(Console(stderr=True), "images") as report:
         found = detector.calibrate(source, options.score, options.data, options.batch, options.workers, report)
     file = detector.save_calibration()
     _print(found, len(source))
-    print(f"\nWritten to {file}\nNext: vje score {options.run} IMAGES --out scores.csv")
+    next_command = command("vje", "score", options.run, "IMAGES", "--out", "scores.csv")
+    print(f"\nWritten to {file}\nNext: {next_command}")
     return 0
 
 
@@ -96,44 +102,58 @@ def _given_images(options: Options) -> ImageSource:
 
 def _data_dir(run: Path) -> Path:
     folder = RunFolder(run)
-    return run_config(folder, None, None).data.data_dir if folder.config_file.is_file() else Path("data")
+    stored = folder.read("config").get("data", {}) if folder.config_file.is_file() else {}
+    return Path(stored.get("data_dir", "data"))
 
 
 def _refuse_trained(run: Path, source: ImageSource) -> None:
     """Images that were trained on look more typical than new ones, and the false-alarm rate would not hold."""
+    from vje.ood.unseen import unseen
+
     folder = RunFolder(run)
     if not (folder.path / "data.json").is_file():
         return
-    recorded = folder.read("data")
-    held_out = set(recorded["held_out"] or ())
-    trained = recorded["fingerprint"]
-    rest = [i for i, name in enumerate(source.names) if name not in held_out]
-    within = 0 < len(rest) < len(source) and source.subset(np.asarray(rest)).fingerprint() == trained
-    if within or source.fingerprint() == trained:
+    trained = len(source) - len(unseen(source, folder.read("data"), _images_of(folder)))
+    if trained:
         raise UserError(
-            f"{source.name} holds the images that {run} was trained on; the false-alarm rate would not hold. Leave "
-            "out --data to use the run's own held-out images, or give others."
+            f"{source.name} holds images that {run} was trained on ({trained:,} of {len(source):,}); the false-alarm "
+            "rate would not hold. Leave out --data to use the run's own held-out images, or give others."
         )
 
 
-def _print(found: "Calibration", images: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _images_of(folder: RunFolder) -> "Splits | None":
+    """The images of a run, if they are files of a folder that is still as it was in training."""
+    from vje.data.registry import open_data, own_path
+    from vje.data.splits import apply_split
 
+    recorded = folder.read("data")
+    try:
+        data = run_config(folder, None, None).data
+        place = own_path(data.data)
+        if place is None or not place.is_dir():
+            return None
+        splits = apply_split(open_data(data.data, data.data_dir), recorded["held_out"])
+    except UserError:
+        return None
+    return splits if splits.train.fingerprint() == recorded["fingerprint"] else None
+
+
+def _print(found: "Calibration", images: int) -> None:
+    from rich.table import Table
+
+    from vje.cli.tables import print_whole
     from vje.ood.conformal import threshold
     from vje.ood.detector import SCORES
 
     n, sign = len(found.scores), SCORES[found.score]
-    title = f"{found.score} of {n:,} images of {found.data}"
-    table = Table(title=Text(title, "table.title"))  # brackets in a name are no markup
-    table.add_column("false-alarm rate")
-    table.add_column(f"outlier if {found.score} is {'above' if sign > 0 else 'below'}", justify="right")
+    table = Table()
+    table.add_column("false-alarm rate", no_wrap=True)
+    table.add_column(f"outlier if {found.score} is {'above' if sign > 0 else 'below'}", justify="right", no_wrap=True)
     for alpha in ALPHAS:
         limit = sign * threshold(found.scores, alpha)
         enough = found.resolution <= alpha
         table.add_row(f"{alpha:.0%}", f"{limit:.4f}" if enough else f"never: needs {round(1 / alpha) - 1:,} images")
-    Console().print(table)
+    print_whole(table, f"{found.score} of {n:,} images of {found.data}")
     print(f"p-values come in steps of 1/(n + 1) = {found.resolution:.2g}.")
     if n < images:
         print(f"{images - n} of {images} files could not be read and are left out.")

@@ -15,7 +15,8 @@ class Options:
 
     Runs that differ in their seeds alone are put together, as mean and standard deviation. What is shown was measured
     before, by `vje train`, `vje evaluate`, `vje probe` and `vje ood`; what was not measured, or of other weights than
-    the run's model, or an average without some of its sets, stays empty. Unfinished runs are marked.
+    the run's model, or an average without some of its sets, stays empty. Sets of your own that were given to `vje ood`
+    are shown if they hold the same images for every run. Unfinished runs are marked.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -30,9 +31,9 @@ def run(arguments: list[str]) -> int:
     if not options.runs:
         raise UserError("`vje compare` needs run folders, such as runs/cifar10-ema runs/cifar10-simsiam.")
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from vje.cli.tables import print_whole
     from vje.reporting.compare import cell, footnotes, group_runs, read_runs, save_comparison
 
     groups = group_runs(read_runs(RunFolder.open(path) for path in options.runs))
@@ -41,12 +42,11 @@ def run(arguments: list[str]) -> int:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("run")
     for title in ("runs", "epochs", *columns):
-        table.add_column(title.replace(" (", "\n("), justify="right")
+        table.add_column(title.replace(" (", "\n("), justify="right", no_wrap=True)
     for group, summary in zip(groups, summaries, strict=True):
         cells = [cell(summary.get(name), name) for name in columns]
         table.add_row(group.name, str(len(group.runs)), group.epochs(), *cells)
-    needed = Console(width=1000).measure(table).maximum  # a narrow window wraps lines; a narrow table loses figures
-    Console(width=max(Console().width, needed)).print(table)
+    print_whole(table)
     for note in footnotes(groups):
         print(note)
     out = options.out.with_suffix("") if options.out.suffix.lower() in (".png", ".json") else options.out

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from vje.claims import claimed
 from vje.config import to_dict
-from vje.errors import UserError
+from vje.errors import UserError, command
 from vje.recipes import load_recipe
 from vje.runs import RunFolder
 
@@ -50,7 +51,10 @@ def run(arguments: list[str]) -> int:
     from vje.cli.launch import train
 
     print("Training on scikit-learn's handwritten digits, without their labels.\n")
-    status = train(config, folder, resuming=False, environment={"command": ["vje", "demo"]}, settings=to_dict(config))
+    with claimed(folder):
+        status = train(
+            config, folder, resuming=False, environment={"command": ["vje", "demo"]}, settings=to_dict(config)
+        )
     return status or _show(folder)
 
 
@@ -58,7 +62,8 @@ def _fresh_folder(out: Path) -> RunFolder:
     """An empty run folder; only an earlier demo is ever removed."""
     existing = RunFolder(out)
     if existing.config_file.exists() and existing.read("config").get("recipe") == "demo":
-        shutil.rmtree(out)
+        with claimed(existing):  # unless it is running
+            shutil.rmtree(out)
     elif existing.config_file.exists():
         raise UserError(f"{out} holds a run that is not a demo: choose another folder with --out.")
     return RunFolder.create(out)
@@ -194,6 +199,7 @@ def _explain(
     say("\nWhat to run next:")
     say("  vje train cifar10-ema               the paper's CIFAR-10 setting (one GPU, minutes)")
     say("  vje train folder --data PHOTOS/     your own images, no labels needed")
-    say(f"  vje calibrate {folder.path}             then `vje score {folder.path} IMAGES` gives p-values")
+    score = command("vje", "score", folder.path, "IMAGES")
+    say(f"  {command('vje', 'calibrate', folder.path)}             then `{score}` gives p-values")
     say("  vje recipes                         what else can be trained by name")
     say(f"\nOpen this in a browser to look around: {report}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vje.errors import UserError
+from vje.errors import UserError, cannot_write
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -114,11 +114,16 @@ def _compute(
     from vje.cli.console import counting
     from vje.evaluation.evaluate import in_chunks
     from vje.evaluation.features import compute_features
+    from vje.methods.method import Method
     from vje.methods.vje import VJE
     from vje.models import load
 
     set_determinism(deterministic=False)
     model = load(options.run, str(resolve_device(options.device)))
+    if options.out.suffix == ".csv" and type(model).statistics is Method.statistics:
+        raise UserError(
+            f"a .csv holds an image's statistics, and {model.name()} has none: use .npz for its embeddings."
+        )
     with counting(Console(stderr=True), "images") as report:
         features = compute_features(model, source, options.batch, options.workers, report)
     names = np.asarray([source.names[i] for i in features.kept.tolist()])
@@ -142,7 +147,7 @@ def _write(file: Path, columns: dict[str, "np.ndarray[Any, Any]"], failures: lis
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write {file} ({error.strerror}): free some space or choose another --out.") from None
+        raise cannot_write(file, error, "choose another --out") from None
 
 
 def _write_as(

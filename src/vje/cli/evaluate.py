@@ -48,18 +48,29 @@ def run(arguments: list[str]) -> int:
     config = run_config(folder, options.data, options.data_dir)
     check_data(config.data.data, config.data.data_dir)
     result = evaluate_run(folder, config, options)
-    file = folder.write("evaluation", result)
-    print_table(result)
-    print(f"\nWritten to {file}")
+    print_table(result)  # first of all: what was computed is seen even if it cannot be kept
+    print(f"\nWritten to {folder.write('evaluation', result)}")
     return 0
 
 
 def run_config(folder: RunFolder, data: str | None, data_dir: Path | None) -> Config:
     """A run's config, with its data elsewhere if so said."""
     config = stored_config(folder)
-    return replace(
-        config, data=replace(config.data, data=data or config.data.data, data_dir=data_dir or config.data.data_dir)
-    )
+    data = data or _own_data(folder, config.data.data)
+    return replace(config, data=replace(config.data, data=data, data_dir=data_dir or config.data.data_dir))
+
+
+def _own_data(folder: RunFolder, given: str) -> str:
+    """What a run was trained on, also seen from another folder than the one it was started in."""
+    recorded = folder.read("data").get("path") if (folder.path / "data.json").is_file() else None
+    if recorded is None or Path(given).expanduser().exists():
+        return given
+    if not Path(recorded).exists():
+        raise UserError(
+            f"{folder.path} was trained on {recorded}, which is not there: put it back, or say where it is now "
+            "with --data PATH (`vje evaluate`, `probe`, `geometry`, `ood` and `report` have it)."
+        )
+    return str(recorded)
 
 
 def tell_unreadable(features: "Features", what: str) -> None:
@@ -77,7 +88,7 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     from vje.build import resolve_device, set_determinism
     from vje.build_data import open_splits
     from vje.cli.console import counting
-    from vje.evaluation.evaluate import evaluate
+    from vje.evaluation.evaluate import check_neighbours, evaluate
     from vje.evaluation.features import cached_features, weights_fingerprint
     from vje.models import load
 
@@ -85,9 +96,11 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     set_determinism(deterministic=False)
     model = load(folder.path, str(device))
     splits = open_splits(config.data, config.run.seed, folder.read("data"))
-    found = {}
+    found, labelled = {}, splits.bank.labels is not None and splits.test.labels is not None
+    if labelled:
+        check_neighbours(options.k, len(splits.bank))
     for name, source in (("test", splits.test), ("train", splits.bank)):
-        if name == "test" or (source.labels is not None and splits.test.labels is not None):
+        if name == "test" or labelled:
             with counting(Console(stderr=True), f"{name} images") as report:
                 found[name] = cached_features(model, source, folder.cache, options.batch, options.workers, report)
             tell_unreadable(found[name], f"{name} images")
@@ -105,9 +118,10 @@ def print_table(result: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from vje.methods import find_method
     from vje.reporting.run_page import shown
 
-    meaning = MEANING if result["method"] == "vje" else {}
+    method = find_method(result["method"])
     title = f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on"
     table = Table(title=Text(title, "table.title"))  # brackets in a name are no markup
     table.add_column("measure")
@@ -117,7 +131,8 @@ def print_table(result: dict[str, Any]) -> None:
         if name in KNN:
             table.add_row(f"k-NN of {KNN[name]}", shown(value, ".2f", "%"), f"k = {result['knn']['k']}, cosine")
     for name, value in result.get("posterior", {}).items():
-        table.add_row(name, shown(value, ".4g"), meaning.get(name, ""))
+        words = method.quantity(name)
+        table.add_row(words.title, shown(value, ".4g"), words.meaning)
     table.add_row("effective rank", shown(result["effective_rank"], ".1f"), "dimensions of z in real use")
     Console().print(table)
     if "knn" not in result:
@@ -125,12 +140,3 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 KNN = {"z": "z", "mean": "posterior mean", "target": "EMA encoder's z"}
-MEANING = {  # of VJE's statistics; other methods' have the same names for other things
-    "variance": "posterior variance, mean over features (the prior's is 1)",
-    "kl": "nats of information over the prior",
-    "nll": "negative log-likelihood of z at s = mean",
-    "nll_directional": "its directional part",
-    "nll_radial": "its radial part",
-    "anisotropy": "spread of the variance over features (0: all alike)",
-    "cosine_mean_z": "the mean points away from z in high dimensions; see the docs",
-}

@@ -3,13 +3,18 @@
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from vje.cli.checks import check_vje
 from vje.cli.evaluate import run_config, tell_unreadable
+from vje.config import Config
 from vje.errors import UserError
 from vje.runs import RunFolder
+
+if TYPE_CHECKING:
+    from vje.data.sources import ImageSource
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,9 @@ class Options:
     run: tyro.conf.Positional[Path]
     """Run folder."""
     data_dir: Path | None = None
-    """Where the data is; the default is where it was in training."""
+    """Where named data sets are; the default is where they were in training."""
+    data: str | None = None
+    """Name, folder or .npz, if the data has moved."""
     points: int = 10_000
     """Images on the map, at most; 0 for no map."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -41,7 +48,10 @@ def run(arguments: list[str]) -> int:
         if value < least:
             raise UserError(f"{option} must be at least {least}, got {value}.")
     folder = RunFolder.open(options.run)
-    config = run_config(folder, None, options.data_dir)
+    check_vje(folder.path)
+    config = run_config(folder, options.data, options.data_dir)
+    _check_data(folder, config)
+
     from rich.console import Console
 
     from vje.build import resolve_device, set_determinism
@@ -57,8 +67,7 @@ def run(arguments: list[str]) -> int:
     set_determinism(deterministic=False)
     model = load_vje(folder.path, str(device))
     test = open_splits(config.data, config.run.seed, folder.read("data")).test
-    if test.labels is None:
-        raise UserError(f"geometry is between classes, and {config.data.data} has no labels: train with --labels.")
+    _require_labels(test, config)
     with counting(Console(stderr=True), "test images") as report:
         features = cached_features(model, test, folder.cache, options.batch, options.workers, report)
     tell_unreadable(features, "test images")
@@ -86,24 +95,42 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+def _check_data(folder: RunFolder, config: Config) -> None:
+    """Refuse data that is not there or has no labels, without torch; if the run knows of labels, without opening it."""
+    from vje.data.registry import check_data, open_data
+    from vje.data.splits import apply_split
+
+    settings, recorded = config.data, folder.read("data")
+    check_data(settings.data, settings.data_dir)
+    if recorded.get("labels"):  # of the training images
+        return
+    raw = open_data(settings.data, settings.data_dir, settings.labels)
+    _require_labels(apply_split(raw, recorded["held_out"]).test, config)
+
+
+def _require_labels(test: "ImageSource", config: Config) -> None:
+    if test.labels is None:
+        raise UserError(f"geometry is between classes, and {config.data.data} has no labels: train with --labels.")
+
+
 def _print(result: dict[str, Any]) -> None:
     """The paper's table."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from vje.cli.tables import print_whole
     from vje.evaluation.geometry import STATISTICS
     from vje.reporting.run_page import shown
 
     forms = dict(zip(STATISTICS, (".4f", ".2f", ".2f", ".4f"), strict=True))
-    table = Table(title=f"{result['data']}: {result['images']:,} images, {result['classes']} classes", box=box.SIMPLE)
-    table.add_column("")
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("", no_wrap=True)
     for title in ("variance", "NLL", "KL", "anisotropy"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for third, row in result["tertiles"].items():
         cells = [" ± ".join(shown(row[name][key], forms[name]) for key in ("mean", "std")) for name in STATISTICS]
         table.add_row(f"{third} margin ({row['images']:,})", *cells)
     table.add_section()
     for place, row in result["spearman"].items():
         table.add_row(f"Spearman with {place}", *(shown(row[name], "+.2f") for name in STATISTICS))
-    Console().print(table)
+    print_whole(table, f"{result['data']}: {result['images']:,} images, {result['classes']} classes")

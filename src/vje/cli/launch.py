@@ -15,6 +15,7 @@ from vje.cli.live import watching
 from vje.cli.monitor import KNNMonitor, TensorBoard
 from vje.config import Config
 from vje.environment import environment as surroundings
+from vje.errors import command
 from vje.methods.method import Method
 from vje.models import describe
 from vje.runs import RunFolder
@@ -82,14 +83,15 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
             folder.write("failed", {"step": int(loop.step.state.bad_step), "message": str(error)})
         raise
     except Stopped as stop:
-        _say(console, f"Stopped after step {stop.step}; nothing is lost. Go on with: vje train --resume {folder.path}")
+        again = command("vje", "train", "--resume", folder.path)
+        _say(console, f"Stopped after step {stop.step}; nothing is lost. Go on with: {again}")
         return 130
     if loop.world.writes:
         model.eval().save(folder.path)
         records = folder.metrics()
         knn = "".join(f", k-NN {name} {value:.2f}%" for name, value in records[-1].get("knn", {}).items())
         _say(console, f"Done in {duration(records[-1]['elapsed'])}{knn}. Model: {folder.model_file}")
-        _say(console, f"Next: vje evaluate {folder.path}")
+        _say(console, f"Next: {command('vje', 'evaluate', folder.path)}")
     return 0
 
 

@@ -15,6 +15,9 @@ from vje.reporting.live import LiveServer
 from vje.runs import RunFolder
 from vje.training.loop import Callback, Loop, Progress
 
+PATIENCE = 4.0
+"""Seconds that the last map may take at the end, and then open pages to fetch it; with none open, nobody waits."""
+
 
 class LivePage(Callback):
     """Keeps the page's progress line up to date; its curves are read from the run folder."""
@@ -69,11 +72,18 @@ def watching(
         config.data.workers,
         server.show,
     )
+    patience = PATIENCE
     try:
         yield [LivePage(server), monitor]
+    except KeyboardInterrupt:
+        patience = 0.0
+        raise
     finally:
-        monitor.close()
-        server.stop()
+        try:
+            monitor.close(patience if server.audience else 0.0)
+            server.finish(patience)
+        finally:
+            server.stop()
 
 
 def _no_map(every: int, images: int) -> str:

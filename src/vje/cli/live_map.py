@@ -1,6 +1,7 @@
 """The map of ``vje train --watch``: held-out images as the model in training sees them, each time it is evaluated."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from vje.training.loop import Callback
 
 MOST_IMAGES = 1000
 BATCH = 500
+PAUSE = 0.02
 
 Show = Callable[[Atlas, int, bool], None]
 """Is given a map, the epoch it is of, and whether the images have their final places."""
@@ -61,10 +63,10 @@ class MapMonitor(Callback):
         if self._maker is not None:
             self._maker.draw(epoch, survey(self.model, self._embedded(self._images)))
 
-    def close(self) -> None:
-        """Make no more maps; one that is not finished never will be."""
+    def close(self, patience: float = 0.0) -> None:
+        """Make no more maps; the last may take some seconds yet, and is then left as it is."""
         if self._maker is not None:
-            self._maker.close()
+            self._maker.close(patience)
 
     def _decoded(self) -> tuple[ImageSource, Tensor]:
         """The images of the map, and their pixels in the final size; those that cannot be read are left out."""
@@ -88,7 +90,7 @@ class MapMaker:
     """Gives images their places on the map, in a thread that touches neither the model nor torch.
 
     A survey is shown at once, at the places of the one before it (the first by its principal components), and again
-    when t-SNE has moved the images from there. A newer survey, or the end, does not wait for that.
+    when t-SNE has moved the images from there. A newer survey does not wait for that, nor the end for longer than told.
 
     Args:
         source: of the images, for their names and classes.
@@ -100,17 +102,21 @@ class MapMaker:
     def __init__(self, source: ImageSource, pixels: NDArray[np.uint8], total: int, show: Show) -> None:
         self.source, self.pixels, self.total, self.show = source, pixels, total, show
         self._newest: tuple[int, Survey] | None = None
+        self._wanted = self._settled = 0  # epochs
         self._called = threading.Event()
         self._thread = threading.Thread(target=self._work, name="vje-map", daemon=True)
         self._thread.start()
 
     def draw(self, epoch: int, found: Survey) -> None:
         """Have a map made; whatever was being made is left where it is."""
-        self._newest = epoch, found
+        self._newest, self._wanted = (epoch, found), epoch
         self._called.set()
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, patience: float = 0.0) -> None:
+        """End the thread, after some seconds at most in which the newest map may settle."""
+        until = time.monotonic() + patience
+        while self._settled < self._wanted and self._thread.is_alive() and time.monotonic() < until:
+            time.sleep(PAUSE)
         self._newest = None
         self._called.set()
         self._thread.join()
@@ -121,15 +127,10 @@ class MapMaker:
         while (newest := self._wait()) is not None:
             epoch, found = newest
             atlas = self._spread_out(found, pictures)
-            if not mappable(found.vectors):
-                last = None
-                self.show(atlas, epoch, True)
-                continue
-            start, first = (principal(found.vectors), True) if last is None else (last, False)
-            self.show(replace(atlas, places=start), epoch, False)
-            last, settled = self._settle(found, start, first)
-            if settled:
-                self.show(replace(atlas, places=last), epoch, True)
+            last, settled = self._settle(atlas, epoch, found, last) if mappable(found.vectors) else (None, True)
+            if settled or self._newest is None:  # at the end they stay where they are
+                self.show(atlas if last is None else replace(atlas, places=last), epoch, True)
+                self._settled = epoch
 
     def _wait(self) -> tuple[int, Survey] | None:
         """The newest survey, as soon as there is one; None at the end."""
@@ -150,12 +151,15 @@ class MapMaker:
             labels=self.source.labels,
             classes=self.source.classes,
             total=self.total,
+            titles=found.titles,
         )
 
-    def _settle(self, found: Survey, start: Floats, first: bool) -> tuple[Floats, bool]:
-        """Move the images to their places; False if there was something more urgent on the way."""
+    def _settle(self, atlas: Atlas, epoch: int, found: Survey, last: Floats | None) -> tuple[Floats, bool]:
+        """Show the images and move them to their places; False if there was something more urgent on the way."""
+        start = principal(found.vectors) if last is None else last
+        self.show(replace(atlas, places=start), epoch, False)
         places = start
-        for places in settling(found.vectors, start, first):
+        for places in settling(found.vectors, start, first=last is None):
             if self._called.is_set():
                 return places, False
         return places, True

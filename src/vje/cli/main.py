@@ -3,7 +3,11 @@
 import difflib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 
 from vje import __version__
 from vje.errors import UserError
@@ -32,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     # OpenMP threads that spin long while they wait are several times slower on a machine that does other work too.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
-        return _dispatch(arguments)
+        with _warnings_in_words():
+            return _dispatch(arguments)
     except UserError as error:
         print(f"vje: {error}", file=sys.stderr)
         return 2
@@ -58,6 +63,24 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"there is no command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.")
     status: int = import_module(f"vje.cli.{name}").run(rest)
     return status
+
+
+@contextmanager
+def _warnings_in_words() -> Iterator[None]:
+    """Say in one line what this package warns of, without the place in its source; the rest stays as it is."""
+    package, usual = Path(__file__).resolve().parents[1], warnings.formatwarning
+
+    def words(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        ours = issubclass(category, UserWarning) and Path(filename).resolve().is_relative_to(package)
+        return f"warning: {message}\n" if ours else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = words
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _help() -> str:

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import tyro
 
 from vje.cli.ood_run import measure
+from vje.cli.ood_sets import check_asked
 from vje.config import stored_config
-from vje.errors import UserError
+from vje.errors import UserError, command
 from vje.ood.names import title
 from vje.runs import RunFolder, distinct, write_json
 
@@ -19,21 +20,26 @@ class Options:
 
     A run trained on CIFAR-10 or CIFAR-100 is put through the OpenOOD v1.5 protocol with the sets found in --data-dir;
     any run can be tried on images of your own with --id and --ood. Several runs give mean and standard deviation; they
-    must be of one method and on the same data.
+    must be of one method and on the same data. Results go to RUN/ood.json, with figures beside it; earlier ones on
+    other images are kept in RUN/ood-earlier.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders."""
     data_dir: Path | None = None
     """Where the data sets are; the default is where they were in training."""
+    data: str | None = None
+    """Name, folder or .npz that the runs were trained on, if it has moved."""
     id: str | None = None
-    """In-distribution images that the run did not train on: a folder, an .npz, or a name."""
+    """In-distribution images that the run did not train on: a folder, an .npz, or a name. Of the data that it was
+    trained on, the images that it held out are taken."""
     ood: tuple[str, ...] = ()
     """Other images, each as NAME=PATH."""
     samples: int = 0
     """Monte-Carlo samples of the sampled NLL; 0 leaves it out."""
-    mirror: bool = False
-    """Score each image's mirror image too, and add the mean of the two as NAME_mirror: twice the time."""
+    views: Literal["one", "mirror", "ten"] = "one"
+    """Score more of each image too, and add the means as NAME_VIEWS: mirror is the image and its mirror image; ten is
+    crops at the centre and the corners and their mirror images, ten times the work."""
     detectors: bool = True
     """Fit the detectors on training features too."""
     out: Path | None = None
@@ -59,6 +65,8 @@ def run(arguments: list[str]) -> int:
     if options.out is not None and len(options.runs) == 1:
         raise UserError("--out is for the mean over several runs; the result of one is in RUN/ood.json.")
     folders = distinct(RunFolder.open(path) for path in options.runs)
+    for folder in folders:
+        check_asked(folder, options)
     differing = _check_alike(folders)
     results = [measure(folder, options) for folder in folders]
     _print(results, folders)
@@ -86,9 +94,10 @@ def _check_alike(folders: list[RunFolder]) -> list[str]:
             ("data", configs[0].data.data, config.data.data),
         ):
             if one != other and not (what == "data" and _same_images(folders[0], folder)):
+                side_by_side = command("vje", "compare", *(each.path for each in folders))
                 raise UserError(
                     f"{folders[0].path} and {folder.path} are of different {what} ({one} and {other}), and a mean over "
-                    "them would say nothing: run `vje ood` on each, and put them side by side with `vje compare`."
+                    f"them would say nothing: run `vje ood` on each, and put them side by side with `{side_by_side}`."
                 )
         found = {name: value for name, value in differences(configs[0], config).items() if name != "data"}
         if found:
@@ -106,9 +115,9 @@ def _same_images(one: RunFolder, other: RunFolder) -> bool:
 def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     """AUROC of every score on every set."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from vje.cli.tables import print_whole
     from vje.ood.protocol import mean_and_std
 
     first = results[0]
@@ -121,22 +130,19 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     sets = [name for name in first["counts"] if name != "id"]
     groups = [name for name in ("near", "far", "avg") if name in next(iter(first["summary"].values()))]
     above = f"AUROC (%), in-distribution {first['data']} ({first['counts']['id']:,} images)"
-    table = Table(title=f"{above}, {len(results)} runs" if several else above, box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("score", no_wrap=True)
     for name in sets:
         mark = "*" if name in first["partial"] else ""
-        table.add_column(f"{name}{mark}\n{first['counts'][name]:,}", justify="right")
+        table.add_column(f"{name}{mark}\n{first['counts'][name]:,}", justify="right", no_wrap=True)
     missing = first.get("missing", {})
     for name in groups:
         short = name in missing or (name == "avg" and missing)
-        table.add_column(f"{name}†" if short else name, justify="right", style="bold")
+        table.add_column(f"{name}†" if short else name, justify="right", style="bold", no_wrap=True)
     for score, values in merged["scores"].items():
         cells = [cell(values[name]["auroc"]) for name in sets] + [cell(merged["summary"][score][g]) for g in groups]
         table.add_row(title(score, first.get("classifier")), *cells)
-    needed = 150 if several else 110
-    Console(width=max(needed, Console().width)).print(
-        table
-    )  # a narrow window wraps lines; a narrow table loses figures
+    print_whole(table, f"{above}, {len(results)} runs" if several else above)
     if first["partial"]:
         print(f"* not the protocol's own image list (other counts): {', '.join(first['partial'])}")
     if missing:

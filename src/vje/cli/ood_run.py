@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vje.cli.evaluate import run_config, tell_unreadable
-from vje.errors import UserError
-from vje.ood.names import CURVE_SCORES, FIGURE_SCORES, MIRROR, title
+from vje.cli.ood_sets import Sets, benchmark_of, missing_sets, open_sets
+from vje.errors import UserError, cannot_write
+from vje.ood.names import CURVE_SCORES, FIGURE_SCORES, title
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
     from vje.cli.ood import Options
     from vje.data.sources import ImageSource
     from vje.methods.method import Method
-    from vje.ood.benchmark import Member
     from vje.ood.protocol import Scores
 
-RESERVED = ("id", "bank", "tuning")
-"""Names that sets of one's own cannot have."""
+EARLIER = "ood-earlier"
+"""Folder in the run for results on other images than those of ``ood.json``."""
 
 
 def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
@@ -27,15 +27,16 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     from rich.console import Console
 
     from vje.build import resolve_device, set_determinism
-    from vje.build_data import open_splits
     from vje.cli.console import counting
-    from vje.data.sources import MirroredSource
+    from vje.data.views import views
     from vje.environment import environment
     from vje.evaluation.features import Features, cached_features, weights_fingerprint
     from vje.models import load
-    from vje.ood.protocol import build_scorer, compare, embeddings
+    from vje.ood.averaged import mean_scores
+    from vje.ood.protocol import build_scorer, compare, embeddings, joined
 
-    config = run_config(folder, None, options.data_dir)
+    config = run_config(folder, options.data, options.data_dir)
+    sets = open_sets(folder, config, options)
     set_determinism(deterministic=False)
     model = load(folder.path, str(resolve_device(options.device)))
     _check_scores(model, folder, options)
@@ -43,15 +44,13 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
 
     def features(what: str, source: "ImageSource") -> Features:
         with counting(console, what) as report:
-            found = cached_features(model, source, folder.cache, options.batch, options.workers, report)
+            found = cached_features(model, source, folder.cache, options.batch, options.workers, report, target=False)
         tell_unreadable(found, what)
         return found
 
-    splits = open_splits(config.data, config.run.seed, folder.read("data"))
-    inside, members, validation = _sets(options, config.data.data, config.data.data_dir, splits.test)
-    everything: dict[str, Sequence[ImageSource]] = {"bank": [splits.bank], "id": [inside], "tuning": validation or ()}
     used = {
-        "inputs": _inputs(options, everything | {m.name: m.sources for m in members}),
+        "inputs": _inputs(options, sets),
+        "images": sets.images(),
         "weights": weights_fingerprint(model)[:16],
         "environment": environment(next(model.parameters()).device),
     }
@@ -59,10 +58,11 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     if known is not None:
         print(f"{folder.path} was measured before, with the same weights, images and options.")
         return known
-    bank = features("training images", splits.bank) if options.detectors else None
+    bank = features("training images", sets.bank) if options.detectors else None
     tuning = None
-    if validation is not None:
-        tuning = features("validation images", validation[0]).z, features("OOD validation images", validation[1]).z
+    if sets.validation is not None:
+        inside, outside = sets.validation
+        tuning = features("validation images", inside).z, features("OOD validation images", outside).z
     scorer = build_scorer(model, bank, tuning, options.samples)
 
     counts = {}
@@ -70,18 +70,22 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     def scores(what: str, sources: Sequence["ImageSource"]) -> "Scores":
         embedded = embeddings([features(what, part) for part in sources])
         counts[what], found = len(embedded), scorer(embedded)
-        if not options.mirror:
+        if options.views == "one":
             return found
-        other = scorer(embeddings([features(f"{what}, mirrored", MirroredSource(part)) for part in sources]))
-        return found | {name + MIRROR: (found[name] + other[name]) / 2 for name in found}
+        more = []
+        for source in sources:
+            with counting(console, f"{what}, {options.views}") as report:
+                part = mean_scores(model, source, scorer, views(options.views), options.batch, options.workers, report)
+            more.append(part)
+        return found | {f"{name}_{options.views}": x for name, x in joined(more).items()}
 
-    id_scores = scores("id", [inside])
-    ood_scores = {m.name: scores(m.name, m.sources) for m in members}
-    result = compare(id_scores, ood_scores, {m.name: m.near for m in members})
+    id_scores = scores("id", [sets.inside])
+    ood_scores = {m.name: scores(m.name, m.sources) for m in sets.members}
+    result = compare(id_scores, ood_scores, {m.name: m.near for m in sets.members})
     result |= {
         "counts": counts,
-        "partial": [m.name for m in members if m.partial(counts[m.name])],
-        "missing": {} if options.id else _missing(Path(config.data.data).stem, members),
+        "partial": [m.name for m in sets.members if m.partial(counts[m.name])],
+        "missing": {} if options.id else missing_sets(benchmark_of(config.data.data), sets.members),
         "tuned": dict(scorer.chosen),
         "data": config.data.data if options.id is None else options.id,
         "seed": config.run.seed,
@@ -91,71 +95,65 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     }
     if scorer.classifier is not None:
         result["classifier"] = scorer.classifier
+    keep_earlier(folder, result)
     _draw(folder, id_scores, ood_scores, scorer.classifier)
     folder.write("ood", result)
     return result
 
 
-def _inputs(options: "Options", sets: "Mapping[str, Sequence[ImageSource]]") -> str:
+def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
+    """Move results on other images than those of ``now``, with their figures, out of the way of new ones.
+
+    Their folder goes by the images, so that a later measurement of the same ones takes their place. ``ood.json`` is the
+    last to go: if this is interrupted, the next time does the rest.
+    """
+    if not (folder.path / "ood.json").exists():
+        return
+    found = folder.read("ood")
+    if _same_images(found, now):
+        return
+    images = found.get("images") or found.get("inputs") or found["counts"]
+    place = folder.path / EARLIER / f"{Path(found['data']).stem or 'images'}-{_short(images)[:8]}"
+    figures = (f"ood-{name.replace('_', '-')}.png" for name in ("roc", *found["scores"]))
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for file in (folder.path / name for name in (*figures, "ood-curves.json", "ood.json")):
+            if file.exists():
+                file.replace(place / file.name)
+    except OSError as error:
+        raise cannot_write(f"to {place}", error, "move ood.json and its figures away yourself") from None
+    sets = ", ".join(name for name in found["counts"] if name != "id")
+    print(f"Earlier results on other images ({found['data']} against {sets}) are in {place} now.")
+
+
+def _same_images(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two results tell the same images apart; those of older versions say so only together with options."""
+    for name in ("images", "inputs"):
+        if name in found:
+            return bool(found[name] == now[name])
+    return all(found.get(name) == now[name] for name in ("data", "counts"))
+
+
+def _inputs(options: "Options", sets: Sets) -> str:
     """Identifies the images, and what was asked of them."""
-    prints = {name: [source.fingerprint() for source in sources] for name, sources in sets.items()}
-    asked = [options.samples, options.mirror, options.detectors, prints]
-    return blake2b(json.dumps(asked).encode(), digest_size=8).hexdigest()
+    return _short([options.samples, options.views, options.detectors, sets.fingerprints()])
+
+
+def _short(value: Any) -> str:
+    return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
 def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any] | None:
     """The result in the run folder, if this very code made it of the same weights, images and options."""
-    if not all((folder.path / name).exists() for name in ("ood.json", "ood-curves.json", "ood-roc.png")):
+    if not (folder.path / "ood.json").exists():
         return None
-    found = folder.read("ood")
+    found = folder.read("ood")  # also where a figure is missing: a damaged file is told before hours of work
+    if not all((folder.path / name).exists() for name in ("ood-curves.json", "ood-roc.png")):
+        return None
     if any(found.get(name) != used[name] for name in ("inputs", "weights")):
         return None
     then, now = (x["environment"]["commit"] for x in (found, used))
     return found if now and then == now and not now.endswith("-changed") else None
-
-
-def _missing(benchmark: str, members: Sequence["Member"]) -> dict[str, list[str]]:
-    """Sets of the protocol that are not at hand, in each group that lacks any: its mean is not the protocol's."""
-    from vje.ood.benchmark import BENCHMARKS
-
-    there = {member.name for member in members}
-    groups: dict[str, list[str]] = {}
-    for wanted in BENCHMARKS[benchmark]:
-        if wanted.name not in there:
-            groups.setdefault("near" if wanted.near else "far", []).append(wanted.name)
-    return groups
-
-
-def _sets(
-    options: "Options", data: str, data_dir: Path, test: "ImageSource"
-) -> "tuple[ImageSource, list[Member], tuple[ImageSource, ImageSource] | None]":
-    """In-distribution test images, the sets to tell from them, and images to choose hyper-parameters on."""
-    from vje.cli.embed import open_images
-    from vje.ood.benchmark import BENCHMARKS, Member, find_sets, id_images
-
-    if options.id is not None:
-        members: list[Member] = []
-        for word in options.ood:
-            name, equals, path = word.partition("=")
-            if not (name and equals and path):
-                raise UserError(f"--ood {word}: write it as NAME=PATH.")
-            if name in (*RESERVED, *(member.name for member in members)):
-                raise UserError(f"--ood {word}: the name {name} is taken; choose another.")
-            members.append(Member(name, None, (open_images((path,), None, data_dir),)))
-        return open_images((options.id,), None, data_dir), members, None
-    benchmark = Path(data).stem
-    if benchmark not in BENCHMARKS:
-        raise UserError(
-            f"there is no benchmark for a run on {data} (there are {', '.join(BENCHMARKS)}): say what to compare with "
-            "--id PATH --ood NAME=PATH."
-        )
-    validation, inside = id_images(benchmark, test)
-    members, missing, tuning = find_sets(benchmark, data_dir)
-    for message in missing:
-        print(message)
-    if not members:
-        raise UserError(f"none of the benchmark's data sets is in {data_dir}; see above for how to get them.")
-    return inside, members, None if tuning is None else (validation, tuning)
 
 
 def _draw(folder: RunFolder, inside: Any, outside: Any, classifier: str | None) -> None:

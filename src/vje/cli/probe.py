@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vje.evaluation.features import Features
     from vje.methods.method import Method
 
+BATCH = 256
 MOMENTUM = 0.9
 KEPT_BYTES = 8 * 2**30
 """Training features that would take more than this are not kept but computed as they are wanted."""
@@ -38,8 +39,8 @@ class Options:
     """Features: z, mean (of VJE's posterior), target (the EMA encoder's z), or all that the run has."""
     epochs: int = 100
     """Passes over the training images."""
-    batch: int = 256
-    """Images a step."""
+    batch: int | None = None
+    """Images a step; the default is 256, or half of the training images where there are fewer."""
     lr: tuple[float, ...] = ()
     """Learning rates to try; the default is eight of them, from 0.001 to 3."""
     weight_decay: float = 0.0
@@ -84,7 +85,7 @@ def run(arguments: list[str]) -> int:
 
 def _check(options: Options) -> None:
     for name, value in (("--epochs", options.epochs), ("--batch", options.batch)):
-        if value < 1:
+        if value is not None and value < 1:
             raise UserError(f"{name} must be at least 1, got {value}.")
     for rate in options.lr:
         if not 0 < rate < float("inf"):
@@ -111,7 +112,8 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     device = resolve_device(options.device)
     set_determinism(deterministic=False)
     splits = open_splits(config.data, config.run.seed, folder.read("data"))
-    _check_images(splits, config, options)
+    _check_images(splits, config)
+    batch = _batch(options.batch, len(splits.bank))
     model = load(folder.path, str(device))
     names = _spaces(model, options.space)
     console = Console(stderr=True)
@@ -126,7 +128,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     assert test.labels is not None
     augment = options.augment or _too_many(splits.bank, model, names)
     prepare = augmented if augment else stored
-    training = prepare(model, splits.bank, names, features, config, options)
+    training = prepare(model, splits.bank, names, features, batch, config, options)
     with counting(console, "epochs of the probe") as report:
         found = linear_probe(
             training,
@@ -144,16 +146,16 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
         "spaces": {name: result.as_dict() for name, result in found.items()},
         "images": images,
         "classes": len(training.labels.unique()),
-        **_protocol(options, augment),
+        **_protocol(options, batch, augment),
         **_origin(model),
     }
 
 
-def _protocol(options: Options, augment: bool) -> dict[str, Any]:
+def _protocol(options: Options, batch: int, augment: bool) -> dict[str, Any]:
     """How the classifiers were trained."""
     return {
         "epochs": options.epochs,
-        "batch": options.batch,
+        "batch": batch,
         "momentum": MOMENTUM,
         "weight_decay": options.weight_decay,
         "standardize": options.standardize,
@@ -170,18 +172,25 @@ def _origin(model: "Method") -> dict[str, Any]:
     return {"method": model.name(), "weights": weights_fingerprint(model)[:16], "environment": environment(device)}
 
 
-def _check_images(splits: "Splits", config: Config, options: Options) -> None:
+def _check_images(splits: "Splits", config: Config) -> None:
     """Refuse data that cannot be probed, before anything is computed."""
     if splits.bank.labels is None or splits.test.labels is None:
         raise UserError(
             f"the linear probe needs labels, and {config.data.data} has none: give them with --labels FILE "
             "(CSV with columns file,label, or .npy)."
         )
-    count = len(splits.bank)
-    if count < options.batch:
-        raise UserError(
-            f"--batch {options.batch} is more than the {count} training images: use --batch {max(1, count // 2)}."
-        )
+
+
+def _batch(wanted: int | None, images: int) -> int:
+    """Images a step, for so many training images.
+
+    >>> _batch(None, 50_000), _batch(None, 162), _batch(64, 162)
+    (256, 81, 64)
+    """
+    half = max(1, images // 2)
+    if wanted is not None and wanted > images:
+        raise UserError(f"--batch {wanted} is more than the {images} training images: use --batch {half}.")
+    return wanted or (BATCH if images >= BATCH else half)
 
 
 def _spaces(model: "Method", wanted: str) -> list[str]:

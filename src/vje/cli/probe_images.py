@@ -77,17 +77,23 @@ class EncodedBatches:
 
 
 def stored(
-    model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, _: Config, options: "Options"
+    model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, batch: int, _: Config, options: "Options"
 ) -> Training:
     """Training on features without augmentation, each computed once."""
     found = features("training", bank)
     assert found.labels is not None
     spaces = stored_spaces(model, found, names)
-    return stored_training(spaces, found.labels, options.batch, options.held_out, options.seed)
+    return stored_training(spaces, found.labels, batch, options.held_out, options.seed)
 
 
 def augmented(
-    model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, config: Config, options: "Options"
+    model: Method,
+    bank: ImageSource,
+    names: list[str],
+    features: FeaturesOf,
+    batch: int,
+    config: Config,
+    options: "Options",
 ) -> Training:
     """Training on random crops and flips; the images held out are seen whole, as test images are."""
     assert bank.labels is not None
@@ -98,11 +104,13 @@ def augmented(
     inner = found.kept < len(held)  # unreadable files have no features
     assert found.labels is not None
     validation = Split({name: x[inner.to(x.device)] for name, x in reference.items()}, found.labels[inner])
-    batches = _encoded(model, bank, names, config, options)
+    batches = _encoded(model, bank, names, batch, config, options)
     return Training(batches, torch.as_tensor(bank.labels), held, validation, reference)
 
 
-def _encoded(model: Method, bank: ImageSource, names: list[str], config: Config, options: "Options") -> EncodedBatches:
+def _encoded(
+    model: Method, bank: ImageSource, names: list[str], batch: int, config: Config, options: "Options"
+) -> EncodedBatches:
     """The run's crops and flips, on images that live on the device or are streamed to it."""
     prepare, device, settings = model.preprocessing, next(model.parameters()).device, config.augment
     assert prepare is not None
@@ -112,7 +120,7 @@ def _encoded(model: Method, bank: ImageSource, names: list[str], config: Config,
         side = min(bank.uniform_shape)
         found = load_resident(bank, side, side, prepare.channels, options.workers)
         places = torch.from_numpy(found.kept).to(device)
-        images = ResidentBatches(found.images.to(device), options.batch, options.batch, 0, options.seed, places)
+        images = ResidentBatches(found.images.to(device), batch, batch, 0, options.seed, places)
     else:
         images = StreamBatches(
             bank.labelled(np.arange(len(bank))),
@@ -120,7 +128,7 @@ def _encoded(model: Method, bank: ImageSource, names: list[str], config: Config,
             channels=prepare.channels,
             area=area,
             ratio=ratio,
-            global_batch=options.batch,
+            global_batch=batch,
             rank=0,
             world=1,
             seed=options.seed,
@@ -130,4 +138,4 @@ def _encoded(model: Method, bank: ImageSource, names: list[str], config: Config,
         )
     augmentation = Augmentation(prepare.crop, area, ratio, settings.flip, jitter=0.0, grayscale=0.0)
     autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return EncodedBatches(model, images, augmentation, names, options.batch, options.seed, autocast)
+    return EncodedBatches(model, images, augmentation, names, batch, options.seed, autocast)

@@ -1,6 +1,7 @@
 """``vje report RUN...``: one HTML file to look at a run, or to compare several. Mistakes are found before torch is."""
 
 import io
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -143,6 +144,7 @@ def _atlas(
         labels=None if features.labels is None else features.labels[rows].numpy(),
         classes=test.classes,
         total=len(features.z),
+        titles=found.titles,
     )
 
 
@@ -161,7 +163,8 @@ def _cached_layout(file: Path, vectors: "Floats", seed: int) -> "Floats":
     places = layout(vectors, seed)
     stream = io.BytesIO()
     np.save(stream, places)
-    write_atomically(file, stream.getvalue())
+    with suppress(UserError):  # a run that one may only read has a page elsewhere
+        write_atomically(file, stream.getvalue())
     return places
 
 

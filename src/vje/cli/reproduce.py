@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vje.errors import UserError
+from vje.errors import UserError, cannot_write, command
 from vje.experiments import Experiment, experiment_names, load_experiment
 from vje.experiments.estimate import clock, estimate
 from vje.experiments.grid import Scale
@@ -86,7 +86,10 @@ def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, c
         return plan_all(experiments, scale, options.out, options.data_dir, thorough=True)
 
     jobs = planned()
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(f"to {options.out}", error, "choose another --out") from None
     runner = Runner(jobs, options.data_dir, options.jobs, console, options.minutes, planned)
     if not options.table_only:
         _print_obstacles(jobs, console)
@@ -150,9 +153,8 @@ def _print_missing_sets(jobs: list[Job], options: Options, console: "Console") -
 
 
 def _diverged(job: Job) -> str:
-    return (
-        f"{job.run.name}: {divergence(job.folder)} and not trained again; to try: vje train --resume {job.folder.path}"
-    )
+    again = command("vje", "train", "--resume", job.folder.path)
+    return f"{job.run.name}: {divergence(job.folder)} and not trained again; to try: {again}"
 
 
 def _list(options: Options, scale: Scale, console: "Console") -> int:

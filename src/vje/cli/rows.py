@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from vje.errors import UserError
+from vje.errors import UserError, cannot_write
 
 Row = Sequence[Any]
 
@@ -154,4 +154,4 @@ def _other_columns(file: Path, header: Sequence[str]) -> UserError:
 
 
 def _cannot_write(file: Path | None, error: OSError) -> UserError:
-    return UserError(f"cannot write {file} ({error.strerror}): free some space or choose another --out.")
+    return cannot_write(file or "to standard output", error, "choose another --out")

@@ -3,11 +3,13 @@
 import os
 import socket
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vje.claims import claimed, new_run
 from vje.cli.recipes import recipes_table
 from vje.config import (
     AugmentConfig,
@@ -20,10 +22,10 @@ from vje.config import (
     stored_config,
     to_dict,
 )
-from vje.errors import UserError
+from vje.errors import UserError, command
 from vje.methods import method_names
 from vje.recipes import load_recipe
-from vje.runs import RunFolder, next_free
+from vje.runs import RunFolder
 
 USAGE = """usage: vje train RECIPE [--method METHOD] [OPTIONS]
        vje train --resume RUN [OPTIONS]
@@ -109,16 +111,14 @@ def _options(config: Config, rest: list[str], program: str) -> tuple[Options, Co
 
 def _start(recipe: str, method: str | None, rest: list[str]) -> int:
     config = load_recipe(recipe, method)
-    options, config = _options(config, rest, f"vje train {recipe if method is None else config.recipe}")
+    options, config = _options(config, rest, command("vje", "train", recipe if method is None else config.recipe))
     if not config.data.data:
         raise UserError(f"recipe {recipe} needs to know where the images are: --data PATH (a folder or an .npz file).")
     _check_surroundings(config)
     watch = _watch_port(options)
-    out = options.out or next_free(Path("runs") / config.recipe)
-    folder = RunFolder(out)
-    if int(os.environ.get("RANK", "0")) == 0:
-        folder = RunFolder.create(out)
-    return _train(config, folder, resuming=False, watch=watch)
+    out = options.out or Path("runs") / config.recipe
+    with new_run(out, exact=options.out is not None) if _is_first() else nullcontext(RunFolder(out)) as folder:
+        return _train(config, folder, resuming=False, watch=watch)
 
 
 def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
@@ -126,16 +126,22 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
         raise UserError(f"--resume {path} knows its recipe; leave {recipe!r} out.")
     folder = RunFolder.open(path)
     stored = stored_config(folder)
-    options, config = _options(stored, rest, f"vje train --resume {path}")
+    options, config = _options(stored, rest, command("vje", "train", "--resume", path))
     if options.out is not None:
         raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
     _check_changes(stored, config, options.extend)
     _check_surroundings(config)
     watch = _watch_port(options)
     if folder.model_file.exists() and len(folder.metrics()) >= config.optimizer.epochs:
-        print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: vje evaluate {path}")
+        print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: {command('vje', 'evaluate', path)}")
         return 0
-    return _train(config, folder, resuming=True, watch=watch)
+    with claimed(folder) if _is_first() else nullcontext():
+        return _train(config, folder, resuming=True, watch=watch)
+
+
+def _is_first() -> bool:
+    """Whether this is the process that writes, of those that torchrun may have started."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _check_surroundings(config: Config) -> None:
@@ -176,7 +182,7 @@ def _watch_port(options: Options) -> int | None:
         return None
     if not 0 <= options.watch_port < 2**16:
         raise UserError(f"--watch-port must be between 0 and 65535, got {options.watch_port}.")
-    if int(os.environ.get("RANK", "0")) == 0:
+    if _is_first():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
             try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vje.data.decode import UnreadableImage
-from vje.data.sources import ArraySource, ImageSource, MirroredSource
+from vje.data.sources import ArraySource, ImageSource
 from vje.preprocessing import Preprocessing
 from vje.resize import is_exact
 
@@ -48,10 +48,6 @@ def evaluation_batches(
     if batch_size < 1:
         raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
     batches = (range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size))
-    if isinstance(source, MirroredSource):
-        for batch in evaluation_batches(source.source, preprocessing, batch_size, workers):
-            yield batch._replace(images=batch.images.flip(-1))
-        return
     if isinstance(source, ArraySource) and is_exact(*source.uniform_shape):
         for indices in batches:
             yield EvalBatch(torch.tensor(indices), preprocessing.fit(torch.from_numpy(source.planes(indices))), [])

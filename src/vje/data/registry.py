@@ -78,6 +78,12 @@ def check_data(data: str, data_dir: Path) -> None:
         )
 
 
+def own_path(data: str) -> Path | None:
+    """The absolute path of data that is given by its path, not by a name; None if it is a name or not there."""
+    path = Path(data).expanduser()
+    return path.resolve() if _canonical(data) not in NAMES and path.exists() else None
+
+
 def _resolve(data: str, data_dir: Path) -> tuple[str, Path | None]:
     """The set's name, and the file or folder that holds it (``None``: bundled or to be downloaded)."""
     path = Path(data).expanduser()

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from vje.data.decode import fit_image, is_grey, read_image
 from vje.errors import UserError
@@ -220,40 +220,6 @@ class FolderSource(ImageSource):
             except OSError:
                 digest.update(repr((name, "gone")).encode())
         return digest.hexdigest()
-
-
-class MirroredSource(ImageSource):
-    """The mirror images of another source's, left and right exchanged after they were fitted to their size."""
-
-    def __init__(self, source: ImageSource) -> None:
-        self.source = source
-        super().__init__(source.name, len(source), source.labels, source.classes)
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Name of each image, as in the other source."""
-        return self.source.names
-
-    @property
-    def channels(self) -> int:
-        """1 for grey images, 3 for colour."""
-        return self.source.channels
-
-    def image(self, index: int, channels: int, draft: int | None = None) -> Image.Image:
-        """One image, mirrored."""
-        return ImageOps.mirror(self.source.image(index, channels, draft))
-
-    def fitted(self, index: int, size: int, crop: int, channels: int) -> NDArray[np.uint8]:
-        """The mirror image of what evaluation sees of the other source, also where its crop is a pixel off centre."""
-        return np.ascontiguousarray(self.source.fitted(index, size, crop, channels)[..., ::-1])
-
-    def subset(self, indices: ArrayLike) -> Self:
-        """The images at ``indices``, under their old names."""
-        return type(self)(self.source.subset(indices))
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return blake2b(f"mirror {self.source.fingerprint()}".encode(), digest_size=_HASH_BYTES).hexdigest()
 
 
 def _check_pixels(images: NDArray[Any], name: str) -> None:

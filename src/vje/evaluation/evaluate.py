@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vje.errors import UserError
 from vje.evaluation.features import Features
 from vje.evaluation.knn import knn_accuracy
 from vje.evaluation.rank import effective_rank
@@ -23,15 +24,25 @@ def evaluate(model: Method, bank: Features | None, test: Features, k: int = 20) 
         test: features of the images that were held out.
         k: neighbours.
     """
+    if bank is not None and (bank.labels is None or test.labels is None):
+        bank = None  # nothing to vote with
+    if bank is not None:
+        check_neighbours(k, len(bank.z))
     found = {name: float(x.double().mean()) for name, x in in_chunks(model, model.statistics, test.z).items()}
     spaces = {"z": test.z, **in_chunks(model, model.spaces, test.z)}
     norms = {name: float(torch.linalg.vector_norm(x, dim=1).double().mean()) for name, x in spaces.items()}
     result: dict[str, Any] = {"images": len(test.z), "norms": norms, "effective_rank": effective_rank(test.z)}
     if found:
         result["posterior"] = {name: found[name] for name in (*STATISTICS, *found) if name in found}
-    if bank is not None and bank.labels is not None and test.labels is not None:
+    if bank is not None:
         result["knn"] = {"k": k, "bank": len(bank.z), **knn_of_features(model, bank, test, k)}
     return result
+
+
+def check_neighbours(k: int, images: int) -> None:
+    """Refuse to have more neighbours vote than there are images."""
+    if k > images:
+        raise UserError(f"--k {k} is more than the {images:,} training images there are: choose {images} or fewer.")
 
 
 def knn_of_features(model: Method, bank: Features, test: Features, k: int = 20) -> dict[str, float]:

@@ -5,6 +5,7 @@ Only encoder outputs are kept. The posterior is a small function of them, and is
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
+from vje.data.views import WHOLE, View
 from vje.errors import UserError
 from vje.methods.method import Method
 from vje.runs import write_atomically
@@ -44,7 +46,13 @@ class Features:
 
 
 def compute_features(
-    model: Method, source: ImageSource, batch_size: int = 500, workers: int = 0, report: Report | None = None
+    model: Method,
+    source: ImageSource,
+    batch_size: int = 500,
+    workers: int = 0,
+    report: Report | None = None,
+    view: View = WHOLE,
+    target: bool = True,
 ) -> Features:
     """Embed every image of a source, in float32, with the model as it is (evaluation mode, its device).
 
@@ -54,33 +62,37 @@ def compute_features(
         batch_size: images at a time.
         workers: processes that decode files.
         report: told (images done, images in all) after each batch.
+        view: what is embedded of each image.
+        target: embed with the EMA encoder too, if there is one.
     """
     if model.preprocessing is None:
         raise UserError("this model has no preprocessing, so images cannot be prepared for it.")
     device = next(model.parameters()).device
-    z, target, kept, failures = [], [], [], []
+    z, slow, kept, failures = [], [], [], []
     for batch in evaluation_batches(source, model.preprocessing, batch_size, workers):
         failures += [(source.names[index], reason) for index, reason in batch.failures]
         if len(batch.images):
-            online, slow = embed_batch(model, batch.images.to(device))
+            online, average = embed_batch(model, view(batch.images.to(device)), target=target)
             z.append(online.cpu())
-            target += [] if slow is None else [slow.cpu()]
+            slow += [] if average is None else [average.cpu()]
             kept.append(torch.as_tensor(batch.indices))
         if report is not None:
             report(sum(map(len, kept)) + len(failures), len(source))
     if not z:
         raise UserError(f"none of the {len(source)} images of {source.name} could be read.")
-    return _assemble(source, torch.cat(z), torch.cat(target) if target else None, torch.cat(kept), failures)
+    return _assemble(source, torch.cat(z), torch.cat(slow) if slow else None, torch.cat(kept), failures)
 
 
 @torch.no_grad()
-def embed_batch(model: Method, images: Tensor, autocast: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Embeddings of uint8 images that have their final size, by the encoder and by its EMA."""
+def embed_batch(
+    model: Method, images: Tensor, autocast: bool = False, target: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Embeddings of uint8 images that have their final size, by the encoder and, if wanted, by its EMA."""
     assert model.preprocessing is not None
     x = model.preprocessing.normalize(images).contiguous(memory_format=torch.channels_last)
     with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
-        target = model.target_encoder
-        return model.encoder(x).float(), None if target is None else target(x).float()
+        slow = model.target_encoder if target else None
+        return model.encoder(x).float(), None if slow is None else slow(x).float()
 
 
 def cached_features(
@@ -90,17 +102,22 @@ def cached_features(
     batch_size: int = 500,
     workers: int = 0,
     report: Report | None = None,
+    view: View = WHOLE,
+    target: bool = True,
 ) -> Features:
     """:func:`compute_features`, unless ``folder`` has them for these weights and this data already."""
-    file = folder / f"features-{weights_fingerprint(model)[:16]}-{source.fingerprint()[:16]}.safetensors"
+    prints = [weights_fingerprint(model)[:16], source.fingerprint()[:16]]
+    prints += [] if view == WHOLE else [blake2b(str(view).encode(), digest_size=4).hexdigest()]
+    file = folder / f"features-{'-'.join(prints)}.safetensors"
     found = _read(file, source)
-    if found is not None:
+    if found is not None and (found.target is not None or not target or model.target_encoder is None):
         return found
-    features = compute_features(model, source, batch_size, workers, report)
+    features = compute_features(model, source, batch_size, workers, report, view, target)
     tensors = {"z": features.z, "kept": features.kept}
     if features.target is not None:
         tensors["target"] = features.target
-    write_atomically(file, save(tensors, metadata={"failures": json.dumps(features.failures)}))
+    with suppress(UserError):  # a folder that cannot be written to
+        write_atomically(file, save(tensors, metadata={"failures": json.dumps(features.failures)}))
     return features
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from vje.errors import UserError
 from vje.fields import from_dict
+from vje.recipes import load_recipe
 from vje.runs import COMMANDS as COMMANDS
 
 FILES = (*COMMANDS, "metrics", "profile")
@@ -62,7 +63,7 @@ class Experiment:
     kind: Literal["table", "curves", "picture", "scalar"] = "table"
     """A table; numbers over epochs; a picture that a run has already; or the figure that needs no run."""
     epochs: int = 200
-    """Of the paper's runs."""
+    """Of the paper's runs; 0 for each recipe's own."""
     seeds: int = 3
     """Of the paper's runs."""
     source: str = "paper"
@@ -88,12 +89,13 @@ class Experiment:
         paper = Number.parse(row.paper[number], where) if row.paper and row.paper[number] else None
         if row.quoted:
             return Cell(paper=paper, quoted=row.quoted)
+        recipe = _filled(row.recipe or column.recipe, words, where)
         return Cell(
-            recipe=_filled(row.recipe or column.recipe, words, where),
+            recipe=recipe,
             options={**column.options, **row.options},
             value=tuple(_filled(path, words, where) for path in row.value or column.value),
             spread=_filled(row.spread or column.spread, words, where),
-            epochs=row.epochs or column.epochs or self.epochs,
+            epochs=row.epochs or column.epochs or self.epochs or _usual_epochs(recipe),
             seeds=row.seeds or column.seeds or self.seeds,
             paper=paper,
         )
@@ -173,7 +175,7 @@ def load_experiment(name: str) -> Experiment:
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise UserError(f"there is no file {name}.")
-        return _read(Path(name).read_text(encoding="utf-8"), Path(name).stem)
+        return _read(Path(name).read_text(encoding="utf-8"), Path(name).stem, {"source": "declared", "epochs": 0})
     plain = name.removeprefix("tab:").removeprefix("fig:").replace("_", "-")
     known = experiment_names()
     if plain not in known:
@@ -183,9 +185,10 @@ def load_experiment(name: str) -> Experiment:
     return _read(_folder().joinpath(f"{plain}.toml").read_text(encoding="utf-8"), plain)
 
 
-def _read(text: str, name: str) -> Experiment:
+def _read(text: str, name: str, usual: dict[str, Any] | None = None) -> Experiment:
+    """A declaration; ``usual`` are settings for those that it leaves out."""
     try:
-        values = tomllib.loads(text)
+        values = {**(usual or {}), **tomllib.loads(text)}
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{name}.toml is not valid TOML: {error}.") from None
     lines = {
@@ -225,6 +228,10 @@ def _check(experiment: Experiment) -> None:
                 raise UserError(f"{name}.toml: the value {path!r} must be FILE:PATH, FILE one of {', '.join(FILES)}.")
     if experiment.kind == "picture" and experiment.picture not in PICTURES:
         raise UserError(f"{name}.toml: picture must be one of {', '.join(PICTURES)}, got {experiment.picture!r}.")
+
+
+def _usual_epochs(recipe: str) -> int:
+    return load_recipe(recipe).optimizer.epochs if recipe else 0
 
 
 def _filled(text: str, words: dict[str, str], where: str) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import signal
 import subprocess
 import time
@@ -17,9 +16,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from vje.errors import UserError
+from vje.errors import UserError, command
 from vje.experiments.grid import PYTHON
 from vje.experiments.plan import Job, divergence, profile_state, state_of
+from vje.lock import lock
 from vje.runs import write_json
 
 POLL = 0.1
@@ -47,11 +47,11 @@ class Child:
 
     def start(self, data_dir: Path | None) -> None:
         """Begin the present step, in a session of its own: Ctrl-C is passed on once, not by the terminal as well."""
-        command = self.job.command(self.steps[0], data_dir)
-        self.log.write(f"$ {' '.join(command)}\n".encode())
+        words = self.job.command(self.steps[0], data_dir)
+        self.log.write(f"$ {command(*words)}\n".encode())
         self.log.flush()
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
+            words, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
         )
 
     def line(self) -> str:
@@ -168,7 +168,8 @@ class Runner:
             self._say(f"{name}: done after {seconds:,.0f} s", "green")
         elif state_of(child.job.folder, child.job.run.epochs) == "diverged":
             folder = child.job.folder  # a result like any other: the paper has such runs too
-            self._say(f"{name}: {divergence(folder)}; to try again: vje train --resume {folder.path}", "yellow")
+            again = command("vje", "train", "--resume", folder.path)
+            self._say(f"{name}: {divergence(folder)}; to try again: {again}", "yellow")
         elif self.stopped:
             self._say(f"{name}: stopped; it goes on from there next time")
         else:
@@ -221,14 +222,9 @@ def _locked(file: Path) -> IO[bytes] | None:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     log = file.open("ab")
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.close()
-            return None
+    if not lock(log):
+        log.close()
+        return None
     return log
 
 

@@ -157,7 +157,15 @@ def profile_state(out: Path) -> str:
 def is_fresh(folder: RunFolder, file: str) -> bool:
     """Whether a run's evaluation is there and not older than its model; of records, that they are there."""
     path = folder.path / f"{file}.json"
-    return path.exists() and (is_record(folder) or path.stat().st_mtime >= folder.model_file.stat().st_mtime)
+    if not path.exists() or (file == "ood" and not _of_the_benchmark(folder)):
+        return False
+    return is_record(folder) or path.stat().st_mtime >= folder.model_file.stat().st_mtime
+
+
+def _of_the_benchmark(folder: RunFolder) -> bool:
+    """Whether a run's OOD results are of the sets for its data, not of images of somebody's own."""
+    data = stored_config(folder).data.data
+    return bool(folder.read("ood").get("data", data) == data)
 
 
 def _check_same(run: Run, folder: RunFolder, thorough: bool) -> None:

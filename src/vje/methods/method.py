@@ -1,8 +1,9 @@
 """The contract between a training method and the trainer, which knows nothing else about it."""
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -15,6 +16,10 @@ from vje.networks.encoders import Encoder, build_encoder
 from vje.preprocessing import Preprocessing
 from vje.random import Draws
 
+RAW_PIXELS = (
+    "float images are taken to be normalised already, and these have no value below 0, as if they were pixels: give "
+    "uint8 images, or model.preprocessing.normalize(images) for floats between 0 and 1"
+)
 BatchNormViews = Literal["joint", "separate"]
 
 
@@ -31,6 +36,18 @@ class StepOutput(NamedTuple):
     loss: Tensor
     parts: dict[str, Tensor]
     embeddings: Tensor
+
+
+class Quantity(NamedTuple):
+    """A number that a method reports, in words.
+
+    Attributes:
+        title: what people call it, as in the middle of a sentence.
+        meaning: what it tells, in a line.
+    """
+
+    title: str
+    meaning: str = ""
 
 
 class Method(nn.Module, ABC):
@@ -52,12 +69,14 @@ class Method(nn.Module, ABC):
         target_momentum: of the moving-average encoder at the start.
         momentum_rises: whether it rises to 1 on a cosine, or stays.
         batch_norm: "joint" statistics (one pass over all views) or "separate" ones (a pass each).
+        quantities: words for what :meth:`statistics` and a step's parts report, by name, where the name is not enough.
     """
 
     needs_labels: ClassVar[bool] = False
     across_images: ClassVar[bool] = False
     views: ClassVar[int] = 2
     momentum_rises: ClassVar[bool] = True
+    quantities: ClassVar[Mapping[str, Quantity]] = {}
     target_momentum: float = 1.0
     batch_norm: BatchNormViews = "joint"
 
@@ -133,8 +152,12 @@ class Method(nn.Module, ABC):
 
     def _prepared(self, images: Tensor | NDArray[Any]) -> Tensor:
         images = torch.as_tensor(images)
-        if images.dtype != torch.uint8:
+        if images.is_floating_point():
+            if bool((images >= 0).all()):
+                warnings.warn(RAW_PIXELS, stacklevel=3)
             return images
+        if images.dtype != torch.uint8:
+            raise ValueError(f"images must be uint8 (0 to 255) or normalised floats, got {images.dtype}")
         if self.preprocessing is None:
             raise ValueError(
                 "uint8 images need the model's preprocessing, and this model has none: pass preprocessing=... to "
@@ -148,6 +171,15 @@ class Method(nn.Module, ABC):
     def name(cls) -> str:
         """What the method is called in recipes and on the command line: its file's name."""
         return cls.__module__.rpartition(".")[2].replace("_", "-")
+
+    @classmethod
+    def quantity(cls, name: str) -> Quantity:
+        """The words for one of the numbers that the method reports.
+
+        >>> Method.quantity("off_diagonal").title
+        'off diagonal'
+        """
+        return cls.quantities.get(name, Quantity(name.replace("_", " ")))
 
     @classmethod
     def settings(cls) -> dict[str, inspect.Parameter]:

@@ -15,14 +15,15 @@ Taken here where the paper leaves it open:
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, normalize, softplus
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, report, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gathered
 from vje.networks.heads import mlp
@@ -116,6 +117,13 @@ class VISimSiam(Method):
         batch_norm: Batch-norm statistics over both views together, or each on its own.
         preprocessing: how pixels become encoder input.
     """
+
+    quantities: ClassVar[Mapping[str, Quantity]] = {
+        "kappa": Quantity("concentration kappa", "larger: surer of the direction"),
+        "ps_nll": Quantity("Power-Spherical NLL", "of the direction; small is typical"),
+        "kl": Quantity("KL (nats)", "information over no prediction"),
+        "cosine": Quantity("cosine to the prediction", "1: the direction was predicted"),
+    }
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Variational Joint Embedding (Oji and Fieguth, TMLR 2026)."""
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Self, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from vje.likelihood import at_least_float32, directional_nll, radial_nll, standard_nll
-from vje.methods.method import BatchNormViews, Method, StepOutput, two_views
+from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.inference import InferenceNetwork
 from vje.networks.target import moving_average
@@ -53,6 +53,17 @@ class VJE(Method):
     >>> sorted(output.parts)[:4]
     ['anisotropy', 'cosine_mean_z', 'kl', 'loss']
     """
+
+    quantities: ClassVar[Mapping[str, Quantity]] = {
+        "variance": Quantity("posterior variance", "mean over features; the prior's is 1"),
+        "kl": Quantity("KL (nats)", "information over the prior"),
+        "nll": Quantity("NLL", "of z at s = mean; small is typical"),
+        "nll_directional": Quantity("NLL, directional", "the part of z's direction"),
+        "nll_radial": Quantity("NLL, radial", "the part of z's norm"),
+        "nll_standard": Quantity("NLL, standard", "of z as it is, not of its direction and norm"),
+        "anisotropy": Quantity("anisotropy of the variance", "spread over features; 0: all alike"),
+        "cosine_mean_z": Quantity("cosine of mean and z", "often negative: see docs/method.md"),
+    }
 
     def __init__(
         self,

@@ -13,15 +13,15 @@ Taken here where the paper leaves it open:
 """
 
 import copy
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, softplus
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, report, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.heads import mlp
 from vje.networks.target import moving_average
@@ -30,6 +30,7 @@ from vje.preprocessing import Preprocessing
 from vje.random import Draws, Stream
 
 Objective = Literal["gaussian", "cosine"]
+VARIANCE = Quantity("posterior variance", "of the student; its means' own is 1")
 
 
 def gaussian_terms(posterior: DiagonalGaussian, prior: DiagonalGaussian) -> tuple[Tensor, Tensor]:
@@ -121,6 +122,14 @@ class VSSL(Method):
         batch_norm: Batch-norm statistics over both views together, or each on its own.
         preprocessing: how pixels become encoder input.
     """
+
+    quantities: ClassVar[Mapping[str, Quantity]] = {
+        "variance": VARIANCE,
+        "posterior_variance": VARIANCE,
+        "nll": Quantity("likelihood term", "of the student's samples under the teacher's Gaussian"),
+        "kl": Quantity("KL term", "of the student's Gaussian to the teacher's"),
+        "cosine": Quantity("cosine to the teacher", "of the student's mean with the teacher's of the other view"),
+    }
 
     def __init__(
         self,

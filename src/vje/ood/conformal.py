@@ -90,6 +90,7 @@ class Calibration:
         data: the name of the images.
         fingerprint: of the images; empty if unknown.
         weights: fingerprint of the model.
+        views: of each image, over which its score is the mean.
     """
 
     scores: NDArray[np.float64]
@@ -97,6 +98,7 @@ class Calibration:
     data: str
     fingerprint: str
     weights: str
+    views: str = "one"
 
     @property
     def resolution(self) -> float:
@@ -116,7 +118,8 @@ class Calibration:
             with safe_open(file, framework="numpy") as content:
                 about = json.loads((content.metadata() or {})["calibration"])
                 scores = sorted_scores(content.get_tensor("scores"))
-            return cls(scores, **{name: str(about[name]) for name in ("score", "data", "fingerprint", "weights")})
+            known = {name: str(about[name]) for name in ("score", "data", "fingerprint", "weights")}
+            return cls(scores, **known, views=str(about.get("views", "one")))
         except (SafetensorError, OSError, LookupError, ValueError) as error:
             raise UserError(f"{file} cannot be read as a calibration ({error}): {CALIBRATE_AGAIN}") from None
 

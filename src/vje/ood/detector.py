@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from vje.data.batches import evaluation_batches
 from vje.data.decode import fit_image, read_image, to_mode
 from vje.data.folders import scan_paths
 from vje.data.sources import ArraySource, ImageSource
+from vje.data.views import Views
+from vje.data.views import views as views_named
 from vje.errors import UserError
 from vje.evaluation.features import weights_fingerprint
 from vje.likelihood import at_least_float32, directional_contributions
@@ -55,35 +57,44 @@ class ImageDetector:
         model: with its preprocessing; it is put into evaluation mode.
         calibration: scores of held-out images under this very model.
         file: where :meth:`save_calibration` writes.
+        views: of each image, over which its scores are means: "one", "mirror" or "ten" (:func:`vje.data.views.views`).
     """
 
-    def __init__(self, model: VJE, calibration: Calibration | None = None, file: Path | None = None) -> None:
+    def __init__(
+        self, model: VJE, calibration: Calibration | None = None, file: Path | None = None, views: Views = "one"
+    ) -> None:
         if model.preprocessing is None:
             raise UserError("this model has no preprocessing, so images cannot be prepared for it.")
         self.model = model.eval()
         self.preprocessing = model.preprocessing
         self.calibration = calibration
         self.file = file
+        self.views = views
 
     @classmethod
-    def from_run(cls, path: str | Path, device: str = "auto", calibrated: bool = True) -> "ImageDetector":
+    def from_run(
+        cls, path: str | Path, device: str = "auto", calibrated: bool = True, views: Views | None = None
+    ) -> "ImageDetector":
         """The model of a run, with the run's calibration if it has one.
 
         Args:
             path: run folder, or a model's ``.safetensors`` file.
             device: where to compute; "auto" is the GPU if there is one.
             calibrated: read the calibration; one that was made for other weights is an error.
+            views: of each image; the default is what was calibrated, or "one".
         """
         if device == "auto":
             device = str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
-        detector = cls(load_vje(path, device), file=calibration_file(Path(path)))
+        detector = cls(load_vje(path, device), file=calibration_file(Path(path)), views=views or "one")
         if calibrated and detector.file is not None and detector.file.exists():
             found = Calibration.read(detector.file)
             if found.score not in SCORES:
                 raise UserError(f"{detector.file} holds the unknown score {found.score!r}: {CALIBRATE_AGAIN}")
             if found.weights != weights_fingerprint(detector.model):
                 raise UserError(f"{detector.file} belongs to other weights than the model has now: {CALIBRATE_AGAIN}")
-            detector.calibration = found
+            if found.views not in get_args(Views) or (views is not None and views != found.views):
+                raise UserError(f"{detector.file} was made with views {found.views!r}: use these, or {CALIBRATE_AGAIN}")
+            detector.calibration, detector.views = found, cast(Views, found.views)
         return detector
 
     def score(self, images: Images, alpha: float = 0.05, explain: bool = False) -> dict[str, Tensor]:
@@ -166,6 +177,7 @@ class ImageDetector:
             name or ("images" if source is None else source.name),
             "" if source is None else source.fingerprint(),
             weights_fingerprint(self.model),
+            self.views,
         )
         return self.calibration
 
@@ -189,11 +201,16 @@ class ImageDetector:
         """1 if large values of that column are unusual, -1 if small ones are."""
         return SCORES[self.ranked_by]
 
-    @torch.no_grad()
     def _measure(self, images: Tensor, explain: bool) -> dict[str, Tensor]:
-        """The columns of uint8 images that have their final size."""
-        model, device = self.model, next(self.model.parameters()).device
-        x = self.preprocessing.normalize(images.to(device)).contiguous(memory_format=torch.channels_last)
+        """The columns of uint8 images that have their final size, each the mean over the views."""
+        images = images.to(next(self.model.parameters()).device)
+        parts = [self._measure_view(view(images), explain) for view in views_named(self.views)]
+        return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
+
+    @torch.no_grad()
+    def _measure_view(self, images: Tensor, explain: bool) -> dict[str, Tensor]:
+        model = self.model
+        x = self.preprocessing.normalize(images).contiguous(memory_format=torch.channels_last)
         z = at_least_float32(model.encoder(x))
         found = model.score_embeddings(z)
         scores = {name: found[name].cpu() for name in COLUMNS}

@@ -27,8 +27,8 @@ TITLES = {
     "react": "ReAct",
     "vim": "ViM",
 }
-MIRROR = "_mirror"
-"""Ends the name of a score that is the mean over an image and its mirror image."""
+VIEWS = {"_mirror": "mirrored too", "_ten": "ten crops"}
+"""Ends of the names of scores that are means over several views of an image, and what these are."""
 CLASSIFIER_SCORES = ("msp", "energy", "react", "vim")
 CLASSIFIERS = {"own": "own classifier", "fitted": "probe"}
 
@@ -41,7 +41,8 @@ def title(score: str, classifier: str | None = None) -> str:
     >>> title("nll_mirror")
     'NLL, mirrored too'
     """
-    if score.endswith(MIRROR):
-        return f"{title(score.removesuffix(MIRROR), classifier)}, mirrored too"
+    for end, words in VIEWS.items():
+        if score.endswith(end):
+            return f"{title(score.removesuffix(end), classifier)}, {words}"
     name = TITLES.get(score, score)
     return f"{name} ({CLASSIFIERS[classifier]})" if classifier and score in CLASSIFIER_SCORES else name

@@ -112,6 +112,11 @@ def build_scorer(
     return Scorer(model, detectors, chosen, samples, origin)
 
 
+def joined(parts: Sequence[Scores]) -> Scores:
+    """Scores of several groups of images, one after the other."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+
 def compare(inside: Scores, outside: Mapping[str, Scores], near: Mapping[str, bool | None]) -> dict[str, Any]:
     """Metrics of every score on every set, in percent, and their means.
 

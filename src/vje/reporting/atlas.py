@@ -1,7 +1,7 @@
 """The map of a run's held-out images: places, statistics, neighbours and pictures, and their form in the page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,18 +22,8 @@ GALLERY = 12
 LIKELIHOODS = ("nll", "ps_nll")
 """Statistics that say how typical an image is, the first there is."""
 
-TITLES = {
-    "nll": "NLL",
-    "ps_nll": "Power-Spherical NLL",
-    "nll_directional": "NLL, directional",
-    "nll_radial": "NLL, radial",
-    "kl": "KL (nats)",
-    "variance": "mean variance",
-    "anisotropy": "anisotropy",
-    "cosine_mean_z": "cosine of mean and z",
-    "norm": "norm of z",
-    "isolation": "distance to neighbours",
-}
+TITLES = {"norm": "norm of z", "isolation": "distance to neighbours"}
+"""Of the statistics that every method's images have; its own it names itself."""
 Floats = NDArray[np.float32]
 
 
@@ -52,6 +42,7 @@ class Atlas:
         labels: class numbers ``[N]``, if known.
         classes: names of the classes, if they have any.
         total: how many images were held out; the map may have fewer.
+        titles: of the statistics, by name; a name without one speaks for itself.
     """
 
     space: str
@@ -64,6 +55,7 @@ class Atlas:
     labels: NDArray[np.int64] | None
     classes: Sequence[str] | None
     total: int
+    titles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def typicality(self) -> str:
@@ -87,7 +79,7 @@ class Atlas:
             "x": packed(self.places[:, 0]),
             "y": packed(self.places[:, 1]),
             "statistics": [
-                {"name": name, "title": TITLES.get(name, name.replace("_", " ")), "values": packed(values)}
+                {"name": name, "title": self.titles.get(name, name), "values": packed(values)}
                 for name, values in self.statistics.items()
             ],
             "neighbours": packed(self.neighbours.astype(index)),
@@ -118,6 +110,7 @@ class Survey:
         statistics: numbers of each image, ``[N]``, by name.
         neighbours: rows of the nearest other images, ``[N, K]``, the nearest first.
         similarity: cosine to them, ``[N, K]``.
+        titles: of the statistics, by name.
     """
 
     space: str
@@ -125,6 +118,7 @@ class Survey:
     statistics: Mapping[str, Floats]
     neighbours: NDArray[np.int64]
     similarity: Floats
+    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -141,6 +135,7 @@ def survey(model: Method, z: Tensor) -> Survey:
         statistics={key: x.float().cpu().numpy() for key, x in found.items()},
         neighbours=neighbours.cpu().numpy(),
         similarity=similarity.cpu().numpy(),
+        titles={key: model.quantity(key).title for key in found} | TITLES,
     )
 
 

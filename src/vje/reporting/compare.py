@@ -2,11 +2,14 @@
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vje.config import Config, changed_fields, stored_config
+from vje.errors import command
+from vje.reporting.figures import save_figure
+from vje.reporting.own_sets import column_title, own_images, own_options, own_sets
 from vje.runs import COMMANDS, RunFolder, distinct
 
 OWN_SCORES = ("nll", "ps_nll")
@@ -41,6 +44,7 @@ class Run:
         done: epochs it has trained; None for all.
         unfinished: columns whose values are not those of the trained model.
         notes: results that were left out, and why.
+        images: what identifies the images of columns on sets of someone's own, by column.
     """
 
     folder: RunFolder
@@ -50,6 +54,7 @@ class Run:
     done: int | None = None
     unfinished: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
 
     def epochs(self) -> str:
         """The epochs; of a run that is not finished, those done of all, with a mark."""
@@ -101,8 +106,17 @@ class Group:
 
 
 def read_runs(folders: Iterable[RunFolder]) -> list[Run]:
-    """Collect what run folders have; one that is given twice counts once."""
-    return [read_run(folder) for folder in distinct(folders)]
+    """Collect what run folders have; one that is given twice counts once.
+
+    Results on sets of someone's own are left out where the same names stand for other images in another run.
+    """
+    runs = [read_run(folder) for folder in distinct(folders)]
+    seen: dict[str, set[str]] = {}
+    for run in runs:
+        for column, images in run.images.items():
+            seen.setdefault(column, set()).add(images)
+    apart = {column for column, images in seen.items() if len(images) > 1}
+    return [_without(run, [column for column in run.images if column in apart]) for run in runs]
 
 
 def read_run(folder: RunFolder) -> Run:
@@ -118,13 +132,15 @@ def read_run(folder: RunFolder) -> Run:
         values |= columns
         unfinished |= set() if whole and found.get("finished", True) else columns.keys()
     knn = [r for r in records if "z" in r.get("knn", {})]
-    if knn and "k-NN z" not in values:
-        values["k-NN z"] = knn[-1]["knn"]["z"]
-        unfinished |= set() if whole else {"k-NN z"}
+    last = {f"k-NN {space}": value for space, value in knn[-1]["knn"].items()} if knn else {}
+    unfinished |= set() if whole else last.keys() - values.keys()
+    values = {**last, **values}
     if records:
         values["images/s"] = statistics.median(r["images_per_second"] for r in records)
     curve = [(r["epoch"], r["knn"]["z"]) for r in knn]
-    return Run(folder, config, values, curve, None if whole else done, frozenset(unfinished), tuple(notes))
+    ood = results.get("ood", {})
+    images = own_images(ood, [title for title, _ in _ood_scores(ood)], str(folder.path))
+    return Run(folder, config, values, curve, None if whole else done, frozenset(unfinished), tuple(notes), images)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -158,8 +174,7 @@ def save_comparison(file: Path, groups: Sequence[Group]) -> None:
     axis.grid(alpha=0.3)
     if axis.has_data():
         axis.legend(fontsize=8)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    save_figure(figure, file, 120)
 
 
 def cell(value: Mapping[str, float] | None, column: str) -> str:
@@ -191,7 +206,8 @@ def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
         if file.exists():
             reason = folder.out_of_date(name)
             if reason:
-                notes.append(f"left out: {file}, {reason}; `vje {COMMANDS[name]} {folder.path}` makes it anew")
+                again = command("vje", COMMANDS[name], folder.path, *own_options(folder.read(name)))
+                notes.append(f"left out: {file}, {reason}; `{again}` makes it anew")
             else:
                 found[name] = folder.read(name)
                 missing = {part: sets for part, sets in found[name].get("missing", {}).items() if sets}
@@ -229,11 +245,32 @@ def _mark(name: str, value: Any) -> str:
 
 def _ood(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     summary, missing = found.get("summary", {}), found.get("missing", {})
-    own = next((name for name in OWN_SCORES if name in summary), None)
-    for title, score in (("NLL", own), ("k-NN", "knn")):
+    for title, score in _ood_scores(found):
         for part in ("near", "far"):
-            if score in summary and part in summary[score] and not missing.get(part):
+            if part in summary[score] and not missing.get(part):
                 yield f"{part} OOD {title}", summary[score][part]
+        for name in own_sets(found):
+            yield column_title(found, title, name), found["scores"][score][name]["auroc"]
+
+
+def _ood_scores(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(title, score) of those that are shown."""
+    there = found.get("summary", {})
+    own = next((name for name in OWN_SCORES if name in there), "")
+    return [(title, score) for title, score in (("NLL", own), ("k-NN", "knn")) if score in there]
+
+
+def _without(run: Run, columns: Sequence[str]) -> Run:
+    """A run without columns whose images are not those of other runs, and with a note on them."""
+    if not columns:
+        return run
+    note = f"left out: {', '.join(columns)} of {run.folder.path / 'ood.json'}, on other images than another run's"
+    return replace(
+        run,
+        values={column: value for column, value in run.values.items() if column not in columns},
+        unfinished=run.unfinished - set(columns),
+        notes=(*run.notes, note),
+    )
 
 
 _COLUMNS = {"evaluation": _evaluation, "probe": _probe, "ood": _ood}

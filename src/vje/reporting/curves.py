@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vje.reporting.figures import save_figure
 from vje.runs import RunFolder
 
 PANELS = {
@@ -42,8 +43,7 @@ def save_curves(file: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
                     axis.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
         if axis.has_data():
             axis.legend(fontsize=7)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save_figure(figure, file, 110)
 
 
 def _get(record: Mapping[str, Any], key: str) -> Any:

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vje.reporting.figures import save_figure
+
 
 def save_gallery(
     file: Path, rows: Sequence[tuple[str, Sequence[NDArray[np.uint8]], Sequence[str]]], width: float = 1.1
@@ -34,5 +36,4 @@ def save_gallery(
             picture = np.moveaxis(image, 0, -1)
             axis.imshow(picture.squeeze(-1) if picture.shape[-1] == 1 else picture, cmap="gray", vmin=0, vmax=255)
             axis.set_title(caption, fontsize=8, y=-0.28)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=140)
+    save_figure(figure, file, 140)

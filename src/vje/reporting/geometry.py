@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-TITLES = {"variance": "mean variance", "nll": "NLL", "kl": "KL", "anisotropy": "anisotropy"}
+from vje.evaluation.geometry import STATISTICS
+from vje.methods.vje import VJE
+from vje.reporting.figures import save_figure
 
 
 def tsne(means: NDArray[np.float32], seed: int = 0, perplexity: float = 30.0) -> NDArray[np.float32]:
@@ -50,13 +52,12 @@ def save_geometry(
     axis.legend(fontsize=7, markerscale=4, loc="best")
     axis.set(title="class", xticks=[], yticks=[])
     spots = [grid[row, column] for row in (0, 1) for column in (2, 3)]
-    for spot, (name, title) in zip(spots, TITLES.items(), strict=True):
+    for spot, name in zip(spots, STATISTICS, strict=True):
         axis, values = figure.add_subplot(spot), statistics[name]
         low, high = np.quantile(values, (0.02, 0.98))
         points = axis.scatter(
             places[:, 0], places[:, 1], s=1, c=values, cmap="viridis", vmin=low, vmax=high, rasterized=True
         )
-        axis.set(title=title, xticks=[], yticks=[])
+        axis.set(title=VJE.quantity(name).title, xticks=[], yticks=[])
         figure.colorbar(points, ax=axis, shrink=0.8)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=130)
+    save_figure(figure, file, 130)

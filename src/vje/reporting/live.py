@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs
 
-from vje.errors import UserError
+from vje.errors import UserError, command
 from vje.reporting.atlas import Atlas
+from vje.reporting.audience import Audience
 from vje.reporting.html import POLICY, fill, page
-from vje.reporting.run_curves import curve_panels, read_warnings
-from vje.reporting.run_page import map_section, summary
+from vje.reporting.run_curves import curve_panels, method_of, read_warnings
+from vje.reporting.run_page import about, map_section
 from vje.runs import RunFolder
 
 HOST = "127.0.0.1"
@@ -37,6 +39,24 @@ class Shown(NamedTuple):
     body: bytes = b""
 
 
+class Answer(NamedTuple):
+    """What is at a path.
+
+    Attributes:
+        kind: its content type.
+        body: its content.
+        page: number of the page that has asked for it, or that it is.
+        shown: number of the map that it is, if it is one.
+        ended: whether it says that training has ended.
+    """
+
+    kind: str
+    body: bytes
+    page: int | None = None
+    shown: int = 0
+    ended: bool = False
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True  # a browser that holds its connection keeps no training from ending
 
@@ -57,6 +77,8 @@ class LiveServer:
         self.folder, self.no_map = folder, no_map
         self.map = Shown()
         self.progress: Mapping[str, Any] = {}
+        self.audience = Audience()
+        self._ended = False
         try:
             self._server = _Server((HOST, port), _handler(self))
         except OSError as error:
@@ -73,6 +95,11 @@ class LiveServer:
         self._thread.start()
         return self
 
+    def finish(self, seconds: float) -> None:
+        """Serve the state that training ended in; returns when every open page has it, or after some seconds."""
+        self._ended = True
+        self.audience.wait(self.map.number, seconds)
+
     def stop(self) -> None:
         """End the thread and free the port."""
         if self._thread.is_alive():
@@ -82,31 +109,63 @@ class LiveServer:
 
     def show(self, atlas: Atlas, epoch: int, settled: bool) -> None:
         """Serve another map from now on, in the words and the form of the report."""
-        content = {"section": map_section(atlas), **atlas.as_data()}
-        self.map = Shown(self.map.number + 1, epoch, settled, json.dumps(content, allow_nan=False).encode())
+        number = self.map.number + 1
+        content = {"number": number, "section": map_section(atlas), **atlas.as_data()}
+        self.map = Shown(number, epoch, settled, json.dumps(content, allow_nan=False).encode())
 
-    def answer(self, path: str) -> tuple[str, bytes] | None:
-        """Content type and body of what is at a path; None if there is nothing."""
+    def answer(self, address: str) -> Answer | None:
+        """What is at a path, with the number of the page that asks behind it; None if there is nothing."""
+        path, _, query = address.partition("?")
         if path == "/":
-            return "text/html; charset=utf-8", self._rendered()
+            return self._rendered()
+        asking = _page_number(query)
         if path == "/data.json":
-            return "application/json", json.dumps(self.state(), allow_nan=False).encode()
-        if path == "/map.json" and self.map.number:
-            return "application/json", self.map.body
+            state = self.state()
+            body = json.dumps(state, allow_nan=False).encode()
+            return Answer("application/json", body, asking, ended=state["ended"] is not None)
+        shown = self.map
+        if path == "/map.json" and shown.number:
+            return Answer("application/json", shown.body, asking, shown.number)
         return None
 
     def state(self) -> dict[str, Any]:
         """What the page shows now."""
-        panels, warnings = curve_panels(self.folder.metrics()), read_warnings(self.folder)
+        ended = self._last_words() if self._ended else None
+        panels = curve_panels(self.folder.metrics(), method_of(self.folder.read("config")))
         shown = self.map._asdict()
         del shown["body"]  # the page asks for it when the number is another
-        return {"panels": panels, "warnings": warnings, "progress": dict(self.progress), "map": shown}
+        found = {"panels": panels, "warnings": read_warnings(self.folder), "progress": dict(self.progress)}
+        return found | {"map": shown, "ended": ended}
 
-    def _rendered(self) -> bytes:
-        name = self.folder.path.resolve().name
-        about = summary(self.folder.read("config"), "in training")
-        body = fill("live.html", name=name, summary=about, map=map_section(None, self.no_map))
-        return page(f"{name}: training", body, self.state(), SCRIPTS, f"{POLICY}; connect-src 'self'").encode()
+    def _last_words(self) -> dict[str, Any]:
+        """How training ended, and what to do next."""
+        path, progress = self.folder.path, self.folder.progress()
+        report, resume = command("vje", "report", path), command("vje", "train", "--resume", path)
+        if progress == "finished":
+            epochs = self.folder.read("config")["optimizer"]["epochs"]
+            return {"status": progress, "words": f"Finished after epoch {epochs}. {report} makes a page to keep."}
+        if (path / "failed.json").exists():
+            return {"status": f"failed, {progress}", "words": self.folder.read("failed")["message"]}
+        return {"status": f"stopped, {progress}", "words": f"Training was stopped. {resume} goes on with it."}
+
+    def _rendered(self) -> Answer:
+        name, state = self.folder.path.resolve().name, self.state()
+        status = "in training" if state["ended"] is None else state["ended"]["status"]
+        words = {"name": name, "about": about(self.folder.read("config")), "status": status}
+        body, number = fill("live.html", **words, map=map_section(None, self.no_map)), self.audience.admit()
+        data, policy = {"page": number, "name": name, **state}, f"{POLICY}; connect-src 'self'"
+        text = page(f"{name}: {status}", body, data, SCRIPTS, policy)
+        return Answer("text/html; charset=utf-8", text.encode(), number, ended=state["ended"] is not None)
+
+
+def _page_number(query: str) -> int | None:
+    """What follows ``page=``, if that is a number.
+
+    >>> _page_number("page=3"), _page_number("page=x"), _page_number("")
+    (3, None, None)
+    """
+    given = parse_qs(query).get("page", [""])[0]
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 10 else None
 
 
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
@@ -121,14 +180,14 @@ def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
             if found is None:
                 self.send_error(HTTPStatus.NOT_FOUND if host in LOCAL_NAMES else HTTPStatus.FORBIDDEN)
                 return
-            kind, body = found
             self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Type", found.kind)
+            self.send_header("Content-Length", str(len(found.body)))
             self.send_header("Cache-Control", "no-store")
             self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(found.body)
+            live.audience.gave(found.page, found.shown, found.ended)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vje.reporting.figures import save_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
+DPI = 110
 
 
 def save_roc(file: Path, inside: Mapping[str, Array], outside: Mapping[str, Mapping[str, Array]]) -> None:
@@ -22,19 +25,15 @@ def save_roc(file: Path, inside: Mapping[str, Array], outside: Mapping[str, Mapp
         inside: scores of the in-distribution images, by score.
         outside: scores of each set, by set and score.
     """
-    from sklearn.metrics import roc_auc_score, roc_curve
-
     figure, axes = _panels(len(outside))
     for axis, (data, found) in zip(axes, outside.items(), strict=False):
         for name, id_scores in inside.items():
-            truth = np.r_[np.zeros(len(id_scores)), np.ones(len(found[name]))]
-            values = np.r_[id_scores, found[name]]
-            false_alarms, hits, _ = roc_curve(truth, values)
-            axis.plot(false_alarms, hits, label=f"{name} {100 * roc_auc_score(truth, values):.1f}", lw=1.3)
+            curve = roc_points(id_scores, found[name], most=1000)
+            axis.plot(curve["false_alarms"], curve["hits"], label=f"{name} {curve['auroc']:.1f}", lw=1.3)
         axis.plot([0, 1], [0, 1], color="gray", lw=0.7, ls=":")
         axis.set(title=data, xlabel="ID images flagged", ylabel="OOD images caught")
         axis.legend(fontsize=7, title="AUROC", title_fontsize=7, loc="lower right")
-    _save(figure, file)
+    save_figure(figure, file, DPI)
 
 
 def save_densities(file: Path, inside: Array, outside: Mapping[str, Array], label: str = "NLL") -> None:
@@ -54,7 +53,7 @@ def save_densities(file: Path, inside: Array, outside: Mapping[str, Array], labe
         axis.hist(scores, bins, density=True, alpha=0.55, label=data, color="C3")
         axis.set(title=data, xlabel=label, yticks=[])
         axis.legend(fontsize=7, loc="upper left")
-    _save(figure, file)
+    save_figure(figure, file, DPI)
 
 
 def _panels(count: int) -> "tuple[Figure, list[Axes]]":
@@ -67,11 +66,6 @@ def _panels(count: int) -> "tuple[Figure, list[Axes]]":
     for axis in axes[count:]:
         axis.axis("off")
     return figure, axes
-
-
-def _save(figure: "Figure", file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
 
 
 def ood_curves(

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vje.reporting.figures import save_figure
+
 Point = tuple[int, float, float]
 """Epoch, mean, standard deviation."""
 Array = NDArray[np.float64]
@@ -45,8 +47,7 @@ def save_panels(
             axis.legend(fontsize=8)
         else:
             axis.text(0.5, 0.5, "no runs yet", ha="center", transform=axis.transAxes)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    save_figure(figure, file, 120)
 
 
 def scalar_nll(residual: Array, nu: float) -> Array:
@@ -86,5 +87,4 @@ def save_scalar(file: Path, degrees: Sequence[float] = DEGREES, reach: float = 8
         axis.set(title=title, xlabel="residual r")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    save_figure(figure, file, 120)

@@ -1,15 +1,17 @@
 """The report of one run: what it is, how it trained, what it reached, and the map of what it was not trained on."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from vje.errors import command
+from vje.methods.method import Method
 from vje.ood.benchmark import BENCHMARKS
-from vje.reporting.atlas import TITLES, Atlas
-from vje.reporting.compare import OWN_SCORES
+from vje.reporting.atlas import Atlas
+from vje.reporting.compare import OWN_SCORES, USUAL_K
 from vje.reporting.html import Html, escaped, fill, page, table, tag
-from vje.reporting.run_curves import curve_panels, read_warnings
+from vje.reporting.run_curves import curve_panels, method_of, read_warnings, titled
 from vje.runs import COMMANDS, RunFolder
 
 SCRIPTS = ("common.js", "charts.js", "pictures.js", "map.js", "galleries.js", "report.js")
@@ -17,12 +19,8 @@ MINUS = "\u2212"
 NOTHING = "\u2013"
 """Stands for a number that is none: an en dash."""
 SPACES = {"z": "z", "mean": "the mean", "target": "the EMA encoder's z"}
-MEANING = {  # of VJE's statistics; other methods' have the same names for other things
-    "variance": "of the posterior; the prior's is 1",
-    "kl": "what the posterior holds over the prior",
-    "nll": "of z at s = mean; larger is less typical",
-    "anisotropy": "spread of the variance over features",
-}
+Row = tuple[str, str, str]
+"""Measure, value, what it says."""
 RESULTS = {
     "evaluation": "k-NN accuracy, posterior statistics and effective rank",
     "probe": "The linear probe's accuracy",
@@ -38,18 +36,18 @@ def run_page(folder: RunFolder, atlas: Atlas | None, no_map: str = "", weights: 
         folder: of the run; what is not in it is left out, with a line that says what makes it.
         atlas: the map; None leaves it and the galleries out.
         no_map: why there is no map.
-        weights: fingerprint of the model on the map; results of others are marked.
+        weights: fingerprint of the model on the map; results of others are left out.
     """
     config, records = folder.read("config"), folder.metrics()
-    panels, curves = curve_panels(records), _read(folder, "ood-curves")
-    numbers, notes = _numbers(folder, weights)
+    method, results = method_of(config), _results(folder, weights)
+    panels, curves = curve_panels(records, method), _read(folder, "ood-curves") if "ood" in results.current else {}
     body = fill(
         "report.html",
         name=folder.path.resolve().name,
         summary=summary(config, folder.progress()),
         origin=_origin(folder),
-        numbers=_numbers_table(numbers),
-        notes=Html("".join(tag("p", note, class_="note") for note in notes)),
+        numbers=_numbers_table(_numbers(results.current, records, method)),
+        notes=Html("".join(tag("p", note, class_="note") for note in _notes(folder, results))),
         training=_training(bool(panels)),
         map=map_section(atlas, no_map),
         ood=_ood(folder, bool(curves)),
@@ -62,10 +60,15 @@ def run_page(folder: RunFolder, atlas: Atlas | None, no_map: str = "", weights: 
 
 def summary(config: dict[str, Any], progress: str) -> str:
     """A run in a line."""
+    return f"{about(config)}; {progress}"
+
+
+def about(config: dict[str, Any]) -> str:
+    """What is trained on what."""
     method, data, encoder = config.get("method", "vje"), config.get("data", {}), config.get("encoder", {})
     epochs, seed = config.get("optimizer", {}).get("epochs"), config.get("run", {}).get("seed")
     name = "VJE" if method == "vje" else method
-    return f"{name}, {encoder.get('encoder')} on {data.get('data')}; {epochs} epochs, seed {seed}; {progress}"
+    return f"{name}, {encoder.get('encoder')} on {data.get('data')}; {epochs} epochs, seed {seed}"
 
 
 def shown(value: float | str, form: str, unit: str = "") -> str:
@@ -97,53 +100,97 @@ def _origin(folder: RunFolder) -> Html:
         words.append(f"{data['train_images']:,} training and {data.get('test_images', 0):,} held-out images")
     if "command" not in found:
         return escaped("; ".join(filter(None, words)))
-    command = tag("code", " ".join(map(str, found["command"])))
-    return Html(f"{escaped('; '.join(filter(None, words)))}. Started as: {command}")
+    started = tag("code", command(*map(str, found["command"])))
+    return Html(f"{escaped('; '.join(filter(None, words)))}. Started as: {started}")
 
 
 # What was measured
 
 
-def _numbers(folder: RunFolder, weights: str | None) -> tuple[list[tuple[str, str, str]], list[Html]]:
-    """Rows (measure, value, what it says), and lines on what is missing or out of date."""
-    rows: list[tuple[str, str, str]] = []
-    notes = []
-    labelled, method = _read(folder, "data").get("labels", True), folder.read("config").get("method", "vje")
+class Results(NamedTuple):
+    """What the run folder has of :data:`RESULTS`.
+
+    Attributes:
+        current: those of the model that is here now.
+        stale: why each of the others is not, in words.
+    """
+
+    current: Mapping[str, dict[str, Any]]
+    stale: Mapping[str, str]
+
+
+def _results(folder: RunFolder, weights: str | None) -> Results:
+    found = {name: content for name in RESULTS if (content := _read(folder, name))}
+    stale = {name: reason for name, x in found.items() if (reason := _out_of_date(folder, name, x, weights))}
+    return Results({name: content for name, content in found.items() if name not in stale}, stale)
+
+
+def _out_of_date(folder: RunFolder, name: str, found: dict[str, Any], weights: str | None) -> str:
+    """Why a result is not that of the model that is here now: by its weights; by times, where they are not known."""
+    if weights is not None and "weights" in found:
+        return "" if found["weights"] == weights else "of other weights than the model that is here now"
+    if found.get("finished") and not folder.model_file.exists():
+        return "from before training went on"
+    return folder.out_of_date(name)
+
+
+def _numbers(results: Mapping[str, dict[str, Any]], records: list[dict[str, Any]], method: type[Method]) -> list[Row]:
+    rows = [] if "evaluation" in results else list(_recorded(records))
+    for name, content in results.items():
+        rows += _ROWS[name](content, method)
+    return rows
+
+
+def _notes(folder: RunFolder, results: Results) -> Iterator[Html]:
+    """Lines on what was left out, and on what is not there yet, with the commands that make it."""
+    labelled, vje = _read(folder, "data").get("labels", True), folder.read("config").get("method", "vje") == "vje"
+    expected = {"evaluation": True, "probe": labelled, "geometry": labelled and vje, "ood": False}
     for name, what in RESULTS.items():
-        found = _read(folder, name)
-        if found:
-            rows += _ROWS[name]({"method": method, **found})
-            if weights is not None and found.get("weights", weights) != weights:
-                notes.append(tag("span", f"{name}.json is of other weights than the model that is here now."))
-        elif name == "evaluation" or (labelled and (name == "probe" or (name == "geometry" and method == "vje"))):
-            notes.append(_absent(what, f"vje {COMMANDS[name]} {folder.path}"))
-    return rows, notes
+        code = tag("code", _command(folder, name))
+        if name in results.stale:
+            yield Html(f"Left out: {name}.json, {escaped(results.stale[name])}; {code} makes it anew.")
+        elif name not in results.current and expected[name]:
+            yield Html(f"{escaped(what)}: not there yet; {code} makes it.")
 
 
-def _numbers_table(rows: list[tuple[str, str, str]]) -> Html:
+def _command(folder: RunFolder, name: str) -> str:
+    """What makes a result of the run."""
+    known = name != "ood" or Path(folder.read("config")["data"]["data"]).stem in BENCHMARKS
+    return command("vje", COMMANDS[name], folder.path) + ("" if known else " --id PATH --ood NAME=PATH")
+
+
+def _numbers_table(rows: list[Row]) -> Html:
     if not rows:
         return Html("")
     signed = [(name, value.replace("-", MINUS), words) for name, value, words in rows]
     return table(("Measure", "Value", ""), signed, "What was measured on images that the encoder was not trained on")
 
 
-def _evaluation(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    knn, meaning = found.get("knn", {}), MEANING if found["method"] == "vje" else {}
+def _recorded(records: list[dict[str, Any]]) -> Iterator[Row]:
+    """The last k-NN accuracies of training."""
+    for last in [record for record in records if "knn" in record][-1:]:
+        how = f"in training, after epoch {last['epoch']}; k = {USUAL_K}, cosine"
+        for space, words in SPACES.items():
+            if space in last["knn"]:
+                yield f"k-NN accuracy of {words}", shown(last["knn"][space], ".2f", "%"), how
+
+
+def _evaluation(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
+    knn = found.get("knn", {})
     for space, words in SPACES.items():
         if space in knn:
             yield f"k-NN accuracy of {words}", shown(knn[space], ".2f", "%"), f"k = {knn['k']}, cosine"
     yield "Effective rank of z", shown(found["effective_rank"], ".1f"), "dimensions in real use"
     for name, value in found.get("posterior", {}).items():
-        title = TITLES.get(name, name.replace("_", " "))
-        yield title[0].upper() + title[1:], shown(value, ".4g"), meaning.get(name, "")
+        yield titled(method, name), shown(value, ".4g"), method.quantity(name).meaning
 
 
-def _probe(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _probe(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
     for space, result in found.get("spaces", {}).items():
         yield f"Linear probe of {SPACES.get(space, space)}", shown(result["top1"], ".2f", "%"), "top-1 accuracy"
 
 
-def _ood_numbers(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _ood_numbers(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
     scores = found.get("summary", {})
     own = next((name for name in OWN_SCORES if name in scores), None)
     for score, title in ((own, "likelihood alone, nothing fitted"), ("knn", "k-NN distance to training features")):
@@ -152,10 +199,10 @@ def _ood_numbers(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
                 yield f"OOD detection, {words}", shown(scores[score][part], ".1f", "%"), f"AUROC of the {title}"
 
 
-def _geometry(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _geometry(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
     yield "Class margin", shown(found["margin"], ".3f"), "cosine to the own class's centre, less the next nearest"
     for name, value in found.get("spearman", {}).get("margin", {}).items():
-        yield f"Margin against {TITLES.get(name, name)}", shown(value, "+.2f"), "Spearman's rank correlation"
+        yield f"Margin against {method.quantity(name).title}", shown(value, "+.2f"), "Spearman's rank correlation"
 
 
 _ROWS = {"evaluation": _evaluation, "probe": _probe, "ood": _ood_numbers, "geometry": _geometry}
@@ -183,9 +230,8 @@ def map_section(atlas: Atlas | None, reason: str = "") -> Html:
 def _ood(folder: RunFolder, there: bool) -> Html:
     if there:
         return Html('<div id="ood-panels"></div>')
-    known = Path(folder.read("config")["data"]["data"]).stem in BENCHMARKS
-    command = f"vje ood {folder.path}" + ("" if known else " --id PATH --ood NAME=PATH")
-    return tag("p", _absent("ROC curves and score densities", command), class_="note")
+    words = "ROC curves and score densities: not there yet; ", tag("code", _command(folder, "ood")), " makes them."
+    return tag("p", *words, class_="note")
 
 
 def _curves(found: dict[str, Any]) -> dict[str, Any] | None:
@@ -220,10 +266,6 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_value, value))
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _absent(what: str, command: str) -> Html:
-    return Html(f"{escaped(what)}: not there yet; {tag('code', command)} makes it.")
 
 
 def _read(folder: RunFolder, name: str) -> dict[str, Any]:

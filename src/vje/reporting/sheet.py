@@ -18,7 +18,7 @@ class Extremes:
     """The places of the images with the highest and lowest scores, in memory that does not grow with their number.
 
     Args:
-        count: how many of each.
+        count: how many of each; of fewer images than twice that, half are high and half are low.
 
     >>> extremes = Extremes(2)
     >>> for place, score in enumerate([5.0, 1.0, 9.0, 7.0, 1.0]):
@@ -28,12 +28,13 @@ class Extremes:
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self._count, self._seen = count, 0
         self._high: list[tuple[float, int]] = []  # heaps of (rank, -place): of equals, the first stay
         self._low: list[tuple[float, int]] = []
 
     def add(self, score: float, place: int) -> None:
         """Look at one more image."""
+        self._seen += 1
         for heap, rank in ((self._high, score), (self._low, -score)):
             heapq.heappush(heap, (rank, -place))
             if len(heap) > self._count:
@@ -41,11 +42,14 @@ class Extremes:
 
     def highest(self) -> list[tuple[float, int]]:
         """(score, place), the highest first."""
-        return [(rank, -place) for rank, place in sorted(self._high, reverse=True)]
+        found = [(rank, -place) for rank, place in sorted(self._high, reverse=True)]
+        return found[: (self._seen + 1) // 2]
 
     def lowest(self) -> list[tuple[float, int]]:
-        """(score, place), the lowest first."""
-        return [(-rank, -place) for rank, place in sorted(self._low, reverse=True)]
+        """(score, place), the lowest first; none that is among the highest."""
+        high = set(self.highest())
+        found = [(-rank, -place) for rank, place in sorted(self._low, reverse=True)]
+        return [image for image in found if image not in high]
 
 
 def save_sheet(

@@ -1,17 +1,19 @@
 "use strict";
-// A run in progress: asks the server that gave this page for the newest numbers, and for nothing else.
+// A run in progress: asks the server that gave this page for the newest numbers, until they are the last.
 
 const EVERY = 2000;
 const live = { atlas: null, map: 0 };
 
-class Ended extends Error {}
+class Gone extends Error {}
 
 async function ask(path) {
+  let text;
   try {
-    return await (await fetch(path)).text();
+    text = await (await fetch(`${path}?page=${data.page}`)).text();
   } catch {
-    throw new Ended("the server is gone");
+    throw new Gone("the server is gone");
   }
+  return JSON.parse(text);
 }
 
 function showWarnings(texts) {
@@ -28,36 +30,43 @@ function showProgress(progress) {
   if (byId("live-words").textContent !== words) byId("live-words").textContent = words;
 }
 
+function showEnd({ status, words }) {
+  document.title = `${data.name}: ${status}`;
+  byId("live-status").textContent = status;
+  byId("live-words").textContent = words;
+}
+
 // The first map brings its section of the page along, which the server wrote and escaped as in a report.
-async function showMap(now) {
-  if (now.number !== live.map) {
-    const map = JSON.parse(await ask("map.json"));
-    if (live.atlas) await live.atlas.renew(map);
-    else {
-      byId("live-map").replaceChildren(...new DOMParser().parseFromString(map.section, "text/html").body.childNodes);
-      live.atlas = startMap(map);
-      startGalleries(live.atlas);
-    }
-    live.map = now.number;
+async function showMap(map, now) {
+  if (map && live.atlas) await live.atlas.renew(map);
+  else if (map) {
+    byId("live-map").replaceChildren(...new DOMParser().parseFromString(map.section, "text/html").body.childNodes);
+    live.atlas = startMap(map);
+    startGalleries(live.atlas);
   }
   const moving = now.settled ? "" : " The images are still on their way to their places.";
   byId("live-map-when").textContent = now.number ? `As the model was after epoch ${now.epoch}.${moving}` : "";
 }
 
+// The map is fetched before anything is drawn, as a server that is about to stop waits for that.
 async function show(now) {
+  const map = now.map.number !== live.map ? await ask("map.json") : null;
+  if (map) live.map = map.number;
   showProgress(now.progress);
+  if (now.ended) showEnd(now.ended);
   showWarnings(now.warnings);
   await drawPanels(byId("training-panels"), now.panels);
-  await showMap(now.map);
+  await showMap(map, now.map);
 }
 
 async function follow() {
-  let shown = null;
-  while (true) {
+  let [now, shown] = [data, null];
+  while (!now.ended) {
     await new Promise((done) => setTimeout(done, EVERY));
-    if (document.hidden) continue;
-    const text = await ask("data.json");
-    if (text !== shown) await show(JSON.parse(text));
+    now = await ask("data.json");
+    const text = JSON.stringify(now);
+    if (text === shown || (document.hidden && !now.ended)) continue;
+    await show(now);
     shown = text;
   }
 }
@@ -69,9 +78,9 @@ async function start() {
     document.documentElement.dataset.ready = "yes";
     await follow();
   } catch (error) {
-    if (!(error instanceof Ended)) throw error;
+    if (!(error instanceof Gone)) throw error;
     const words = "Training has ended, or was stopped. This was its last state; vje report makes a page of the run.";
-    byId("live-words").textContent = words;
+    showEnd({ status: "ended, or stopped", words });
   }
 }
 

@@ -1,0 +1,146 @@
+"""The images of ``vje ood``: what was asked for, opened, and without what the run was trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vje.config import Config
+from vje.data.sources import ImageSource
+from vje.errors import UserError, command
+from vje.ood.benchmark import BENCHMARKS, Member, find_sets, id_images
+from vje.runs import RunFolder
+
+if TYPE_CHECKING:
+    from vje.cli.ood import Options
+    from vje.data.splits import Splits
+
+RESERVED = ("id", "bank", "tuning")
+"""Names that sets of one's own cannot have."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """What is told from what.
+
+    Attributes:
+        bank: the run's training images.
+        inside: in-distribution images, which the run was not trained on.
+        members: the sets to tell from them.
+        validation: (in-distribution, other) images to choose hyper-parameters on; None if there are none.
+    """
+
+    bank: ImageSource
+    inside: ImageSource
+    members: Sequence[Member]
+    validation: tuple[ImageSource, ImageSource] | None = None
+
+    def fingerprints(self) -> dict[str, list[str]]:
+        """Of everything that a result depends on."""
+        sets: dict[str, Sequence[ImageSource]] = {"bank": [self.bank], "id": [self.inside]}
+        sets["tuning"] = self.validation or ()
+        sets |= {member.name: member.sources for member in self.members}
+        return {name: [source.fingerprint() for source in sources] for name, sources in sets.items()}
+
+    def images(self) -> dict[str, str]:
+        """Identifies the in-distribution images and each set, whatever the run was trained on."""
+        prints = self.fingerprints()
+        wanted = ("id", *(member.name for member in self.members))
+        return {name: blake2b(" ".join(prints[name]).encode(), digest_size=8).hexdigest() for name in wanted}
+
+
+def check_asked(folder: RunFolder, options: "Options") -> None:
+    """Refuse what cannot be measured as far as names tell, without torch."""
+    stored = folder.read("config").get("data", {})
+    if options.id is None:
+        benchmark_of(options.data or str(stored.get("data", "")))
+        return
+    from vje.data.registry import check_data
+
+    data_dir = options.data_dir or Path(stored.get("data_dir", "data"))
+    for images in (options.id, *named_sets(options.ood).values()):
+        if not Path(images).exists():
+            check_data(images, data_dir)
+
+
+def named_sets(words: Sequence[str]) -> dict[str, str]:
+    """The sets of --ood by name.
+
+    >>> named_sets(["noise=data/noise", "x=a=b"])
+    {'noise': 'data/noise', 'x': 'a=b'}
+    """
+    sets: dict[str, str] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not (name and equals and path):
+            raise UserError(f"--ood {word}: write it as NAME=PATH.")
+        if name in (*RESERVED, *sets):
+            raise UserError(f"--ood {word}: the name {name} is taken; choose another.")
+        sets[name] = path
+    return sets
+
+
+def benchmark_of(data: str) -> str:
+    """The benchmark for runs on a data set."""
+    name = Path(data).stem
+    if name not in BENCHMARKS:
+        raise UserError(
+            f"there is no benchmark for a run on {data} (there are {', '.join(BENCHMARKS)}): say what to compare with "
+            "--id PATH --ood NAME=PATH."
+        )
+    return name
+
+
+def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
+    """Open what was asked for, or the sets of the benchmark that are at hand."""
+    from vje.build_data import open_splits
+    from vje.cli.embed import open_images
+
+    data_dir = config.data.data_dir
+    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    if options.id is None:
+        return _benchmark(benchmark_of(config.data.data), data_dir, splits)
+    given = named_sets(options.ood)
+    members = [Member(name, None, (open_images((path,), None, data_dir),)) for name, path in given.items()]
+    inside = open_images((options.id,), None, data_dir)
+    return Sets(splits.bank, _without_trained(folder, inside, splits, options.id, config.data.data), members)
+
+
+def missing_sets(benchmark: str, members: Sequence[Member]) -> dict[str, list[str]]:
+    """Sets of the protocol that are not at hand, in each group that lacks any: its mean is not the protocol's."""
+    there = {member.name for member in members}
+    groups: dict[str, list[str]] = {}
+    for wanted in BENCHMARKS[benchmark]:
+        if wanted.name not in there:
+            groups.setdefault("near" if wanted.near else "far", []).append(wanted.name)
+    return groups
+
+
+def _benchmark(benchmark: str, data_dir: Path, splits: "Splits") -> Sets:
+    validation, inside = id_images(benchmark, splits.test)
+    members, missing, tuning = find_sets(benchmark, data_dir)
+    for message in missing:
+        print(message)
+    if not members:
+        raise UserError(f"none of the benchmark's data sets is in {data_dir}; see above for how to get them.")
+    return Sets(splits.bank, inside, members, None if tuning is None else (validation, tuning))
+
+
+def _without_trained(folder: RunFolder, source: ImageSource, splits: "Splits", given: str, data: str) -> ImageSource:
+    """The in-distribution images that the run was not trained on: with the others its figures would be too good."""
+    from vje.ood.unseen import unseen
+
+    places = unseen(source, folder.read("data"), splits)
+    if not len(places):
+        raise UserError(
+            f"--id {given}: {folder.path} was trained on these images, and the figures would be too good. Give "
+            f"images that it was not trained on; `{command('--id', data)}` takes those that it held out."
+        )
+    if len(places) == len(source):
+        return source
+    print(
+        f"--id {given}: {len(places):,} of its {len(source):,} images are used, those that {folder.path} was not "
+        "trained on."
+    )
+    return source.subset(places)

@@ -1,0 +1,64 @@
+"""Scores averaged over several views of each image, in one pass over the images."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vje.data.batches import evaluation_batches
+from vje.data.sources import ImageSource
+from vje.data.views import View
+from vje.evaluation.features import Report, embed_batch
+from vje.methods.method import Method
+from vje.ood.protocol import Scores, joined
+
+ROWS = 8192
+"""Embeddings that are scored at a time."""
+
+
+def mean_scores(
+    model: Method,
+    source: ImageSource,
+    scorer: Callable[[Tensor], Scores],
+    views: Sequence[View],
+    batch_size: int = 500,
+    workers: int = 0,
+    report: Report | None = None,
+) -> Scores:
+    """Each score of each image that can be read, in the source's order: the mean over the views.
+
+    Images are decoded once, and what is kept of them does not grow with the number of views.
+
+    Args:
+        model: in evaluation mode, with its preprocessing.
+        source: the images.
+        scorer: scores of embeddings ``[N, D]``.
+        views: what is scored of each image.
+        batch_size: images at a time.
+        workers: threads that decode files.
+        report: told (images done, images in all) after each batch.
+    """
+    assert model.preprocessing is not None
+    device = next(model.parameters()).device
+    found: list[Scores] = []
+    waiting: list[Tensor] = []  # embeddings of some images, [views, B, D] each
+    done = 0
+    for batch in evaluation_batches(source, model.preprocessing, batch_size, workers):
+        images = batch.images.to(device)
+        if len(images):
+            waiting.append(torch.stack([embed_batch(model, view(images), target=False)[0] for view in views]))
+        done += len(images) + len(batch.failures)
+        if sum(x.shape[1] for x in waiting) * len(views) >= ROWS:
+            found.append(_means(scorer, waiting))
+            waiting = []
+        if report is not None:
+            report(done, len(source))
+    if waiting:
+        found.append(_means(scorer, waiting))
+    return joined(found)
+
+
+def _means(scorer: Callable[[Tensor], Scores], embedded: Sequence[Tensor]) -> Scores:
+    """Mean over the views of embeddings ``[views, B, D]``, several batches one after the other."""
+    z = torch.cat(list(embedded), dim=1)
+    return {name: x.reshape(z.shape[:2]).mean(0) for name, x in scorer(z.flatten(0, 1)).items()}

@@ -1,0 +1,56 @@
+"""``vje evaluate``: what it prints, in which order, and what it refuses."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from vje.evaluation import evaluate as evaluation
+
+
+@pytest.fixture
+def mine(trained, tmp_path):
+    """A copy of a finished run, to write into."""
+    shutil.copytree(trained[0], tmp_path / "run")
+    (tmp_path / "run" / "evaluation.json").unlink(missing_ok=True)
+    return tmp_path / "run"
+
+
+def test_the_table_is_printed_even_if_it_cannot_be_written(vje, mine):
+    (mine / "evaluation.json").mkdir()
+    answer = vje("evaluate", mine, "--device", "cpu")
+    assert answer.status == 2 and "k-NN of z" in answer.out and "Written to" not in answer.out
+    assert answer.err.strip().splitlines()[-1].startswith(f"vje: cannot write {mine / 'evaluation.json'}")
+
+
+def test_more_neighbours_than_images_are_refused_before_anything_is_computed(vje, mine):
+    shutil.rmtree(mine / "cache", ignore_errors=True)
+    answer = vje("evaluate", mine, "--device", "cpu", "--k", 97)
+    assert answer.status == 2
+    assert answer.err.strip() == "vje: --k 97 is more than the 96 training images there are: choose 96 or fewer."
+    assert not (mine / "cache").exists() and not (mine / "evaluation.json").exists()
+    assert vje("evaluate", mine, "--device", "cpu", "--k", 96).status == 0
+    assert json.loads((mine / "evaluation.json").read_text())["knn"]["k"] == 96
+
+
+def test_without_labels_the_number_of_neighbours_does_not_matter(vje, run):
+    assert vje("evaluate", run, "--device", "cpu", "--k", 1000).status == 0
+
+
+@pytest.mark.parametrize("method", ["vi-simsiam", "vssl", "vje"])
+def test_every_row_says_what_it_means(vje, trained, tmp_path, tiny, method):
+    run = tmp_path / "run"
+    widths = () if method == "vje" else ("--hidden", 32)
+    train = vje("train", "folder", "--method", method, "--data", trained[1], "--out", run, *tiny, *widths)
+    assert train.status == 0, train.err
+    answer = vje("evaluate", run, "--device", "cpu")
+    assert answer.status == 0, answer.err
+    rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in answer.out.splitlines() if "│" in line]
+    statistics = json.loads((run / "evaluation.json").read_text())["posterior"]
+    assert len(rows) > len(statistics) >= evaluation_rows(method)
+    assert all(len(row) == 3 and all(row) for row in rows), rows
+
+
+def evaluation_rows(method):
+    return {"vi-simsiam": 4, "vssl": 1, "vje": len(evaluation.STATISTICS)}[method]

@@ -1,0 +1,159 @@
+"""``vje ood`` on images of one's own: what was trained on is kept out, and what was measured before is kept."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vje.config import to_dict
+from vje.data.folders import scan_folder
+from vje.recipes import load_recipe
+from vje.runs import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def drawn(monkeypatch):
+    """Figures take seconds: only the files are left."""
+    for name in ("save_roc", "save_densities"):
+        monkeypatch.setattr(f"vje.reporting.ood.{name}", lambda file, *_: file.write_bytes(b"a figure"))
+
+
+@pytest.fixture
+def sets(tmp_path, make_pixels):
+    """Files of images by name."""
+
+    def make(name, count=15, seed=7):
+        np.savez(tmp_path / f"{name}.npz", images=make_pixels(count, seed))
+        return tmp_path / f"{name}.npz"
+
+    return make
+
+
+@pytest.fixture
+def own(tmp_path, make_pixels, save_untrained):
+    """An untrained model in the folder of a run on a folder of 12 images, three of them held out."""
+    root, held_out = tmp_path / "mine", ["x/02.png", "x/05.png", "y/08.png"]
+    for i, pixels in enumerate(make_pixels(12, 4)):
+        file = root / ("x" if i < 6 else "y") / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    files = scan_folder(root)
+    kept = files.subset([i for i, name in enumerate(files.names) if name not in held_out])
+    recipe = load_recipe("digits")
+    folder = RunFolder.create(tmp_path / "own")
+    folder.write("config", to_dict(replace(recipe, data=replace(recipe.data, data=str(root)))))
+    folder.write("data", {"held_out": held_out, "fingerprint": kept.fingerprint(), "labels": True})
+    save_untrained(folder.path)
+    return folder.path, root, held_out
+
+
+def result(run):
+    return json.loads((run / "ood.json").read_text())
+
+
+def test_of_the_runs_own_folder_the_held_out_images_are_used(vje, own, sets, tmp_path):
+    """The figures are those of copies of the held-out files alone."""
+    run, root, held_out = own
+    words = ["--ood", f"noise={sets('noise')}", "--device", "cpu"]
+    answer = vje("ood", run, "--id", root, *words)
+    assert answer.status == 0, answer.err
+    assert f"--id {root}: 3 of its 12 images are used, those that {run} was not trained on." in answer.out
+    found = result(run)
+    for number, name in enumerate(held_out):
+        (tmp_path / "copies").mkdir(exist_ok=True)
+        shutil.copy(root / name, tmp_path / "copies" / f"{number}.png")
+    answer = vje("ood", run, "--id", tmp_path / "copies", *words)
+    assert answer.status == 0 and "not trained on" not in answer.out
+    assert found["counts"] == result(run)["counts"] == {"id": 3, "noise": 15}
+    assert found["scores"] == result(run)["scores"]
+
+
+def test_images_that_were_trained_on_are_refused(vje, own, run, sets, make_pixels, tmp_path):
+    folder, root, _ = own
+    for name in ("00.png", "01.png"):
+        (tmp_path / "links").mkdir(exist_ok=True)
+        (tmp_path / "links" / name).symlink_to(root / "x" / name)
+    np.savez(tmp_path / "same.npz", images=make_pixels(50, 1))
+    for trained, images, data in (
+        (folder, tmp_path / "links", root),
+        (run, tmp_path / "same.npz", tmp_path / "set.npz"),
+    ):
+        answer = vje("ood", trained, "--id", images, "--ood", f"noise={sets('noise')}", "--device", "cpu")
+        assert answer.status == 2
+        assert f"--id {images}: {trained} was trained on these images" in answer.err
+        assert f"`--id {data}` takes those that it held out" in answer.err
+        assert not (trained / "ood.json").exists() and not (trained / "cache").exists()
+    answer = vje("ood", run, "--id", tmp_path / "set.npz", "--ood", f"noise={sets('noise')}", "--device", "cpu")
+    assert answer.status == 0 and result(run)["counts"]["id"] == 60  # its test images
+
+
+def test_data_that_has_moved(vje, own, sets, tmp_path):
+    run, root, _ = own
+    root.rename(tmp_path / "elsewhere")
+    words = ["--id", sets("inbox", seed=8), "--ood", f"noise={sets('noise')}", "--device", "cpu"]
+    answer = vje("ood", run, *words)
+    assert answer.status == 2 and str(root) in answer.err
+    assert vje("ood", run, *words, "--data", tmp_path / "elsewhere").status == 0
+
+
+def test_earlier_results_on_other_images_are_kept(vje, run, sets, snapshot, save_untrained):
+    common = ["--id", sets("inbox", seed=8), "--device", "cpu", "--no-detectors"]
+    one, other = ([*common, "--ood", f"{name}={sets(name, seed=seed)}"] for name, seed in (("x", 1), ("y", 2)))
+    names = {"ood.json", "ood-curves.json", "ood-roc.png", "ood-nll.png"}
+    earlier = run / "ood-earlier"
+
+    def files():
+        return {name: (run / name).read_bytes() for name in names}
+
+    assert vje("ood", run, *one).status == 0
+    first = files()
+    answer = vje("ood", run, *other)
+    (place,) = earlier.iterdir()
+    assert place.name.startswith("inbox-") and snapshot(place) == first
+    assert f"(inbox.npz against x) are in {place} now" in answer.out.replace(f"{common[1].parent}/", "", 1)
+    assert result(run)["counts"].keys() == {"id", "y"}
+    second = files()
+
+    save_untrained(run, seed=1)  # the same images with other weights, and with other options
+    assert "Earlier results" not in vje("ood", run, *other).out
+    assert "Earlier results" not in vje("ood", run, *other, "--samples", 1).out
+    assert snapshot(place) == first and list(earlier.iterdir()) == [place]
+
+    assert vje("ood", run, *one).status == 0
+    assert len(list(earlier.iterdir())) == 2
+    third = files()
+    assert vje("ood", run, *other).status == 0  # those of x take the place of the first of x
+    assert len(list(earlier.iterdir())) == 2 and snapshot(place) == third != first
+    assert files().keys() == second.keys() and not list(earlier.rglob("config.json"))
+
+
+@pytest.mark.parametrize(("changed", "moved"), [({}, False), ({"inputs": "0"}, True), ({"data": "another"}, True)])
+def test_results_of_older_versions_are_kept_too(vje, run, sets, changed, moved):
+    words = ["--id", sets("inbox", seed=8), "--ood", f"x={sets('x')}", "--device", "cpu", "--no-detectors"]
+    assert vje("ood", run, *words).status == 0
+    old = {name: value for name, value in result(run).items() if name != "images"}
+    if "data" in changed:  # nor did they always say which images they were
+        del old["inputs"]
+    RunFolder(run).write("ood", old | changed | {"weights": "others"})
+    assert ("Earlier results" in vje("ood", run, *words).out) == moved
+    assert (run / "ood-earlier").exists() == moved
+
+
+def test_a_damaged_result_is_named_before_anything_is_measured(vje, run, sets):
+    (run / "ood.json").write_text("{")
+    answer = vje("ood", run, "--id", sets("inbox", seed=8), "--ood", f"x={sets('x')}", "--device", "cpu")
+    assert answer.status == 2 and f"{run / 'ood.json'} is damaged" in answer.err
+    assert not (run / "cache").exists()
+
+
+def test_the_table_is_whole_in_a_narrow_window(vje, run, sets, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    names = [f"[b]number-{i}" for i in range(6)]
+    words = ["--ood", *(f"{name}={sets('x')}" for name in names), "--device", "cpu", "--no-detectors"]
+    lines = vje("ood", run, "--id", sets("inbox", seed=8), *words).out.splitlines()
+    assert next(line for line in lines if line.startswith("AUROC")).endswith("inbox.npz (15 images)")
+    assert any(line.split() == names for line in lines)
+    assert len(next(line for line in lines if line.split()[:1] == ["NLL"]).split()) == 8

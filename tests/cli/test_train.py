@@ -1,0 +1,97 @@
+"""`vje train` beside another: a folder each, and never two in one; and commands to paste."""
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from vje.claims import claimed
+from vje.cli.console import TrainingDisplay
+from vje.runs import RunFolder
+
+
+@pytest.fixture
+def during(monkeypatch):
+    """``during(do)``: training consists of ``do()``, once; what is started meanwhile trains nothing."""
+    folders = []
+
+    def arrange(do):
+        def train(config, folder, resuming, watch):
+            folders.append(folder.path)
+            if len(folders) == 1:
+                do()
+            return 0
+
+        monkeypatch.setattr("vje.cli.train._train", train)
+        return folders
+
+    return arrange
+
+
+@pytest.fixture
+def interrupted(trained_run, tmp_path):
+    shutil.copytree(trained_run, tmp_path / "my run")
+    (tmp_path / "my run" / "model.safetensors").unlink()
+    (tmp_path / "my run" / "checkpoints" / "step-000000008.safetensors").unlink()
+    return tmp_path / "my run"
+
+
+def test_two_trainings_side_by_side_have_a_folder_each(vje, during, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = during(lambda: vje("train", "digits", "--seed", 1))
+    assert vje("train", "digits").status == 0
+    assert [str(folder) for folder in folders] == ["runs/digits", "runs/digits-2"]
+    assert not list(tmp_path.rglob(".lock"))
+
+
+def test_two_trainings_in_one_folder_are_refused(vje, during, tmp_path):
+    answers = []
+    during(lambda: answers.append(vje("train", "digits", "--out", tmp_path / "run")))
+    assert vje("train", "digits", "--out", tmp_path / "run").status == 0
+    assert answers[0].status == 2
+    assert f"{tmp_path / 'run'} is being trained by process {os.getpid()} on " in answers[0].err
+    assert answers[0].err.count("\n") == 1
+
+
+def test_of_several_processes_only_the_first_claims(vje, during, tmp_path, monkeypatch):
+    def second():
+        monkeypatch.setenv("RANK", "1")
+        assert vje("train", "digits", "--out", tmp_path / "run").status == 0
+
+    folders = during(second)
+    monkeypatch.setenv("RANK", "0")
+    assert vje("train", "digits", "--out", tmp_path / "run").status == 0
+    assert folders == [tmp_path / "run"] * 2
+
+
+def test_a_run_that_is_being_trained_is_not_resumed_but_may_be_evaluated(vje, interrupted, snapshot, tmp_path):
+    with claimed(RunFolder(interrupted)):
+        before = snapshot(interrupted)
+        answer = vje("train", "--resume", interrupted)
+        assert answer.status == 2
+        assert f"{interrupted} is being trained by process {os.getpid()} on " in answer.err
+        assert snapshot(interrupted) == before
+        with pytest.warns(UserWarning, match="not finished"):
+            assert vje("evaluate", interrupted, "--device", "cpu").status == 0
+        assert vje("compare", interrupted, "--out", tmp_path / "c").status == 0
+    assert vje("train", "--resume", interrupted).status == 0
+    assert not (interrupted / ".lock").exists()
+
+
+def test_commands_to_go_on_with_can_be_pasted(vje, interrupted, monkeypatch):
+    told = TrainingDisplay.on_progress
+
+    def interrupt(display, progress):
+        signal.raise_signal(signal.SIGTERM)
+        told(display, progress)
+
+    monkeypatch.setattr(TrainingDisplay, "on_progress", interrupt)
+    answer = vje("train", "--resume", interrupted)
+    assert answer.status == 130
+    assert f"Go on with: vje train --resume '{interrupted}'\n" in answer.out
+    monkeypatch.undo()
+    for _ in range(2):  # to the end, and after it
+        answer = vje("train", "--resume", interrupted)
+        assert answer.status == 0
+        assert f"Next: vje evaluate '{interrupted}'\n" in answer.out

@@ -1,0 +1,58 @@
+"""Scores averaged over views, against one view at a time."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vje.data.folders import scan_paths
+from vje.data.sources import ArraySource
+from vje.data.views import View, views
+from vje.methods.vje import VJE
+from vje.ood import averaged
+from vje.ood.averaged import mean_scores
+from vje.ood.protocol import build_scorer
+from vje.preprocessing import Preprocessing
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return VJE("resnet8", target="ema", preprocessing=Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval()
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return np.random.default_rng(1).integers(0, 256, (11, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 10_000])
+def test_the_mean_over_views(model, pixels, monkeypatch, rows):
+    monkeypatch.setattr(averaged, "ROWS", rows)
+    chosen = (View(), View(mirror=True), View(0.5, 0, 1))
+    found = mean_scores(model, ArraySource(pixels), build_scorer(model, None), chosen, batch_size=4)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    corner = images[:, :, :4, 4:]
+    enlarged = np.stack(
+        [
+            np.asarray(Image.fromarray(x.permute(1, 2, 0).numpy()).resize((8, 8), Image.Resampling.BILINEAR))
+            for x in corner
+        ]
+    )
+    parts = [images, images.flip(-1), torch.from_numpy(enlarged).permute(0, 3, 1, 2)]
+    with torch.no_grad():
+        expected = torch.stack([model.score(part)["nll"] for part in parts]).mean(0)
+    np.testing.assert_allclose(found["nll"], expected, rtol=5e-3)  # Pillow rounds pixels twice
+    assert found["nll"].shape == (11,)
+
+
+def test_files_that_cannot_be_read_are_left_out(model, pixels, tmp_path):
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{i:02}.png")
+    (tmp_path / "03.png").write_text("no image")
+    seen = []
+    source, scorer = scan_paths((str(tmp_path),)), build_scorer(model, None)
+    found = mean_scores(model, source, scorer, views("ten"), 4, report=lambda done, count: seen.append((done, count)))
+    rest = mean_scores(model, ArraySource(np.delete(pixels, 3, axis=0)), scorer, views("ten"))
+    np.testing.assert_allclose(found["nll"], rest["nll"], rtol=1e-4)
+    assert seen[-1] == (11, 11)
