@@ -25,13 +25,13 @@ def setting() -> tuple[VJE, Features, torch.Tensor, torch.Tensor]:
     return VJE("resnet8").eval(), features(bank, labels), inside, outside
 
 
-def test_every_score_of_the_issue_is_there_and_finite(
+def test_every_score_is_there_and_finite(
     setting: tuple[VJE, Features, torch.Tensor, torch.Tensor],
 ) -> None:
     model, bank, _, outside = setting
     found = build_scorer(model, bank, samples=2)(outside)
-    wanted = "nll nll_directional nll_radial variance_trace neg_kl neg_anisotropy nll_mc knn mahalanobis "
-    wanted += "mahalanobis_class feature_norm msp energy react vim"
+    wanted = "nll nll_directional nll_radial nll_centered neg_elbo variance_trace neg_kl neg_anisotropy nll_mc "
+    wanted += "knn mahalanobis mahalanobis_class feature_norm msp energy react vim"
     assert set(found) == set(wanted.split())
     assert all(len(x) == len(outside) and np.isfinite(x).all() for x in found.values())
 

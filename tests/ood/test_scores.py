@@ -1,3 +1,4 @@
+import scipy.stats
 import torch
 
 from vje.likelihood import directional_nll, radial_nll
@@ -20,6 +21,22 @@ def test_signs_make_larger_mean_more_out_of_distribution() -> None:
     torch.testing.assert_close(found["variance_trace"], q.variance.sum(-1))
     torch.testing.assert_close(found["neg_kl"], -q.kl())
     torch.testing.assert_close(found["neg_anisotropy"], -q.variance.std(-1, correction=0) / q.variance.mean(-1))
+
+
+def test_centring_takes_the_amount_of_variance_out() -> None:
+    """It equals the NLL of variances whose geometric mean was brought to 1, in float64, and does not see a factor."""
+    model, z = model_and_embeddings(nu=3.0, beta=0.5)
+    found, q = model_scores(model, z), model.inference(z)
+    variance = q.variance.detach().double()
+    unit = variance / torch.as_tensor(scipy.stats.gmean(variance.numpy(), axis=1))[:, None]
+    mean = q.mean.detach().double()
+    expected = directional_nll(z.double(), mean, unit, 3.0) + radial_nll(z.double(), mean, 3.0)
+    torch.testing.assert_close(found["nll_centered"].double(), expected, rtol=1e-4, atol=1e-2)
+    scaled = directional_nll(z.double(), mean, 7 * variance, 3.0, center_variance=True) + radial_nll(
+        z.double(), mean, 3.0
+    )
+    torch.testing.assert_close(scaled, expected)
+    torch.testing.assert_close(found["neg_elbo"], found["nll"] - 0.5 * found["neg_kl"])
 
 
 def test_sampled_nll_is_the_mean_over_posterior_samples() -> None:

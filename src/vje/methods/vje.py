@@ -246,12 +246,18 @@ class VJE(Method):
     def ood_scores(self, z: Tensor) -> dict[str, Tensor]:
         """Scores of embeddings under their own posteriors (Eq. csl-score and the statistics beside it).
 
-        ``nll``, ``nll_directional`` and ``nll_radial`` are taken at s = mean; ``variance_trace`` is the sum of the
-        variances; ``neg_kl`` and ``neg_anisotropy`` have their signs turned.
+        ``nll``, ``nll_directional`` and ``nll_radial`` are taken at s = mean, and so is ``nll_centered``, the NLL with
+        log-variance centring: how the variance is spread over features counts, how much there is does not.
+        ``neg_elbo`` is NLL plus KL; ``variance_trace`` is the sum of the variances; ``neg_kl`` and ``neg_anisotropy``
+        have their signs turned.
         """
         found = self.score_embeddings(z)
+        posterior: DiagonalGaussian = self.inference(z)
+        centered = directional_nll(z, posterior.mean, posterior.variance, self.nu, center_variance=True)
         return {
             **{name: found[name] for name in ("nll", "nll_directional", "nll_radial")},
+            "nll_centered": centered + found["nll_radial"],
+            "neg_elbo": found["nll"] + self.beta * found["kl"],
             "variance_trace": found["variance"] * z.shape[-1],
             "neg_kl": -found["kl"],
             "neg_anisotropy": -found["anisotropy"],

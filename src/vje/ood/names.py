@@ -10,6 +10,7 @@ TITLES = {
     "nll": "NLL",
     "nll_directional": "NLL dir",
     "nll_radial": "NLL rad",
+    "nll_centered": "NLL centred",
     "nll_mc": "NLL sampled",
     "variance_trace": "Tr(v)",
     "neg_kl": "-KL",
