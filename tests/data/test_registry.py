@@ -40,6 +40,22 @@ def test_npz_with_splits(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(raw.test.image(1, 3)), arrays["test_images"][1])
 
 
+def test_classes_that_are_numbers_have_names_where_they_are_known(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {"train_images": images(4), "train_labels": np.array([0, 9, 1, 3])}
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    named, path = (open_data(data, tmp_path).train for data in ("cifar10", str(tmp_path / "cifar10.npz")))
+    assert named is not None and named.classes is not None and path is not None
+    assert (named.classes[0], named.classes[9], path.classes) == ("airplane", "truck", None)  # a path is anybody's file
+    assert named.fingerprint() == path.fingerprint()
+    np.savez(tmp_path / "mine.npz", **arrays, classes=[f"kind {i}" for i in range(10)])
+    mine = open_data(str(tmp_path / "mine.npz"), tmp_path).train
+    assert mine is not None and mine.classes is not None and mine.classes[3] == "kind 3"
+    for odd in (np.arange(10), np.array(["too", "few"])):
+        np.savez(tmp_path / "odd.npz", **arrays, classes=odd)
+        source = open_data(str(tmp_path / "odd.npz"), tmp_path).train
+        assert source is not None and source.classes is None
+
+
 def test_npz_without_splits_and_with_only_a_test_split(tmp_path: Path) -> None:
     np.savez(tmp_path / "plain.npz", images=images(3), labels=np.array(["b", "a", "b"]))
     plain = open_data("plain", tmp_path)

@@ -19,24 +19,27 @@ _ARRAYS = {
 }
 _CONVENTION = (
     "train_images, test_images, val_images or, without a split, images (uint8, [N, H, W] or [N, H, W, C]), and "
-    "optionally train_labels, test_labels, val_labels or labels"
+    "optionally train_labels, test_labels, val_labels or labels, and classes (their names)"
 )
 
 
 def load_npz(path: Path) -> dict[str, ImageSource]:
     """The splits of a ``.npz`` file by name; one without splits gives ``train``.
 
-    Labels may be ``[N]`` or ``[N, 1]``, integers or class names. Several labels an image make the set an unlabelled
-    one, with a warning. Nothing is unpickled.
+    Labels may be ``[N]`` or ``[N, 1]``, integers or class names; an array ``classes`` gives integers their names.
+    Several labels an image make the set an unlabelled one, with a warning. Nothing is unpickled.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             keys = _choose(list(archive.files), path)
-            arrays = {key: _read(archive, key, path) for pair in keys.values() for key in pair if key in archive.files}
+            wanted = [*(key for pair in keys.values() for key in pair), "classes"]
+            arrays = {key: _read(archive, key, path) for key in wanted if key in archive.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, AttributeError) as error:
         raise UserError(f"cannot read {path}: it is not a whole .npz file; write it again with numpy.savez") from error
     labels = {split: _plain(arrays[pair[1]], path) if pair[1] in arrays else None for split, pair in keys.items()}
     labels, classes = _number_names(labels)
+    if classes is None and "classes" in arrays:
+        classes = _class_names(arrays["classes"], labels)
     return {
         split: ArraySource(arrays[pair[0]], labels[split], classes, f"{path.name}: {pair[0]}")
         for split, pair in keys.items()
@@ -71,6 +74,13 @@ def _plain(labels: NDArray[Any], path: Path) -> NDArray[Any] | None:
         warnings.warn(f"{path.name}: {labels.shape[1]} labels an image; it is used without labels", stacklevel=4)
         return None
     return labels[:, 0] if labels.ndim == 2 else labels
+
+
+def _class_names(names: NDArray[Any], labels: dict[str, NDArray[Any] | None]) -> list[str] | None:
+    """The names of classes that are numbers, if that is what ``names`` are: one a class, in the order of the labels."""
+    most = max((int(x.max()) for x in labels.values() if x is not None and x.size and x.dtype.kind in "iu"), default=-1)
+    usable = names.ndim == 1 and names.dtype.kind in "US" and len(names) > most
+    return [str(name) for name in names.astype(str)] if usable else None
 
 
 def _number_names(

@@ -24,6 +24,11 @@ DOWNLOADED = ("cifar10", "cifar100", "stl10", "svhn", "mnist", "fashion-mnist", 
 BUNDLED = ("digits",)
 FOLDERS = ("tiny-imagenet", "imagenet", "imagenet100")
 NAMES = (*DOWNLOADED, *BUNDLED, *FOLDERS)
+CLASSES: dict[str, tuple[str, ...]] = {
+    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    "stl10": ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"),
+}
+"""Names of the classes, for arrays that have none."""
 _ALIASES = {"imagenet1k": "imagenet", "tinyimagenet200": "tiny-imagenet"}
 _FOLDER_NAMES = {"imagenet": ("imagenet1k", "ILSVRC2012"), "tiny-imagenet": ("tiny-imagenet-200",)}
 _SPLIT_FOLDERS = {"train": ("train",), "test": ("test",), "val": ("val", "valid", "validation")}
@@ -64,6 +69,7 @@ def open_data(data: str, data_dir: Path, labels: Path | None = None) -> RawSplit
         raw = _open_folder(name, place)
     else:
         raw = RawSplits(name, **load_npz(place))
+        raw = _with_known_classes(raw) if _canonical(data) == name else raw
     return raw if labels is None else _with_labels(raw, labels)
 
 
@@ -76,6 +82,18 @@ def check_data(data: str, data_dir: Path) -> None:
         raise UserError(
             f"{place} is not a .npz file; write it with numpy.savez(path, train_images=..., train_labels=...)"
         )
+
+
+def _with_known_classes(raw: RawSplits) -> RawSplits:
+    """Names for the classes of a well-known set whose arrays have numbers only."""
+    names = CLASSES.get(raw.name, ())
+
+    def named(source: ImageSource | None) -> ImageSource | None:
+        if source is None or source.labels is None or source.classes is not None or source.labels.max() >= len(names):
+            return source
+        return source.labelled(source.labels, names)
+
+    return replace(raw, train=named(raw.train), test=named(raw.test), val=named(raw.val))
 
 
 def own_path(data: str) -> Path | None:
