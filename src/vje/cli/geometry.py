@@ -90,7 +90,7 @@ def run(arguments: list[str]) -> int:
         places = tsne(means[rows].cpu().numpy(), seed=config.run.seed)
         chosen = {name: x[rows].cpu().numpy() for name, x in statistics.items()}
         written.append(folder.path / "geometry.png")
-        save_geometry(written[-1], places, features.labels[rows].numpy(), chosen)
+        save_geometry(written[-1], places, features.labels[rows].numpy(), chosen, test.classes)
     print(f"Written to {' and '.join(map(str, written))}")
     return 0
 
