@@ -219,7 +219,9 @@ class VJE(Method):
     @torch.no_grad()
     def score_embeddings(self, z: Tensor) -> dict[str, Tensor]:
         """:meth:`score` for embeddings that were computed before, shape ``[B, D]``."""
-        posterior: DiagonalGaussian = self.inference(z)
+        return self._described(z, self.inference(z))
+
+    def _described(self, z: Tensor, posterior: DiagonalGaussian) -> dict[str, Tensor]:
         directional = directional_nll(z, posterior.mean, posterior.variance, self.nu, self.center_variance)
         radial = radial_nll(z, posterior.mean, self.nu)
         joint = directional + radial
@@ -243,16 +245,17 @@ class VJE(Method):
         """The posterior's, as in :meth:`score`."""
         return self.score_embeddings(z)
 
+    @torch.no_grad()
     def ood_scores(self, z: Tensor) -> dict[str, Tensor]:
         """Scores of embeddings under their own posteriors (Eq. csl-score and the statistics beside it).
 
         ``nll``, ``nll_directional`` and ``nll_radial`` are taken at s = mean, and so is ``nll_centered``, the NLL with
         log-variance centring: how the variance is spread over features counts, how much there is does not.
-        ``neg_elbo`` is NLL plus KL; ``variance_trace`` is the sum of the variances; ``neg_kl`` and ``neg_anisotropy``
-        have their signs turned.
+        ``neg_elbo`` is NLL plus beta KL; ``variance_trace`` is the sum of the variances; ``neg_kl`` and
+        ``neg_anisotropy`` have their signs turned.
         """
-        found = self.score_embeddings(z)
         posterior: DiagonalGaussian = self.inference(z)
+        found = self._described(z, posterior)
         centered = directional_nll(z, posterior.mean, posterior.variance, self.nu, center_variance=True)
         return {
             **{name: found[name] for name in ("nll", "nll_directional", "nll_radial")},
