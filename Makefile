@@ -27,6 +27,8 @@ clean:
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "vje needs Python 3.11 or newer; say which with: make PYTHON=python3.12 ..."; exit 1; }
+	@df -Pk . | awk 'NR == 2 && $$4 < 7e6 { \
+		printf "Only %.1f GB are free here, and PyTorch with its GPU libraries takes about 6.\n", $$4 / 1e6 }'
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
