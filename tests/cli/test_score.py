@@ -15,7 +15,10 @@ from PIL import Image
 from vje.ood.detector import ImageDetector
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-SCORES = ("nll", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "cosine_mean_z")
+SCORES = (
+    *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
+    *("kl", "variance", "anisotropy", "cosine_mean_z"),
+)
 COLUMNS = ["file", *SCORES, "p_value", "outlier", "error"]
 
 

@@ -103,6 +103,17 @@ def test_other_spaces_and_scores_are_of_each_embedding_alone(model):
             torch.testing.assert_close(function(z[2:3])[key], value[2:3], rtol=1e-4, atol=1e-4)
 
 
+def test_scores_of_several_views_are_of_each_image_alone(model):
+    model.eval()
+    z = torch.rand(3, 5, model.encoder.dim)  # [V, B, D]
+    whole = model.view_scores(z)
+    assert whole.keys() <= model.ood_scores(z[0]).keys()  # whose means they take the place of
+    for key, value in whole.items():
+        assert value.shape == (5,) and value.isfinite().all(), key
+        torch.testing.assert_close(model.view_scores(z[:, 2:3])[key], value[2:3], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.view_scores(z[[2, 0, 1]])[key], value, rtol=1e-4, atol=1e-4)  # in any order
+
+
 def test_every_statistic_is_explained_and_every_explanation_is_of_something(model, name):
     views, draws, labels = inputs(model)
     reported = {*model(views, draws, labels).parts, *model.eval().statistics(torch.rand(2, model.encoder.dim))}

@@ -277,6 +277,24 @@ def test_scores_are_those_of_an_embedding_alone():
     torch.testing.assert_close(model.statistics(z)["kappa"], double(kappa))
 
 
+def test_the_elbo_of_several_views_is_that_of_every_view_given_every_other():
+    model, views = make(), two_views()
+    model(views)
+    model.eval()
+    embedded = torch.stack([model.encoder(view).detach() for view in (*views, views[0].flip(-1))])  # [3, B, D]
+    y = [by_hand(model.projector, z.numpy(), training=False) for z in embedded]
+    heads = [distribution(model, each, training=False) for each in y]
+    found = model.view_scores(embedded)["neg_elbo"]
+    for b in range(BATCH):
+        pairs = [
+            kl(kappa[b]) - log_density(y[j][b], mean[b], kappa[b])
+            for i, (mean, kappa) in enumerate(heads)
+            for j in range(3)
+            if i != j
+        ]
+        assert found[b].item() == pytest.approx(np.mean(pairs), rel=1e-6)
+
+
 def test_the_predictors_learning_rate_stays_and_the_concentrations_does_not():
     model = make()
     assert list(model.constant_rate()) == list(model.predictor.parameters())

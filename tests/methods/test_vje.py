@@ -336,7 +336,7 @@ def test_the_ema_target_starts_as_a_copy():
 # Inference
 
 
-@pytest.mark.parametrize("options", [{}, {"nu": 4.0, "center_variance": True}, {"likelihood": "standard"}])
+@pytest.mark.parametrize("options", [{"beta": 0.5}, {"nu": 4.0, "center_variance": True}, {"likelihood": "standard"}])
 def test_scores_equal_the_formula_at_the_mean(options):
     model, views = make(batch_norm_encoder, **options), two_views(side=6)
     model(views)  # moves the batch-norm statistics
@@ -345,19 +345,44 @@ def test_scores_equal_the_formula_at_the_mean(options):
     z = model.encoder(views[0]).detach().double().numpy()
     for b in range(BATCH):
         mean, variance = reference_posterior(model, z[b])
-        terms = reference_terms(z[b], mean, variance, options.get("nu", 1.0), options.get("center_variance", False))
+        nu = options.get("nu", 1.0)
+        terms = reference_terms(z[b], mean, variance, nu, options.get("center_variance", False))
+        centered = reference_terms(z[b], mean, variance, nu, center=True)
+        kl = 0.5 * (variance + mean**2 - 1 - np.log(variance)).sum()
         joint = terms["standard"] if "likelihood" in options else terms["directional"] + terms["radial"]
         expected = {
             "nll": joint,
             "nll_directional": terms["directional"],
             "nll_radial": terms["radial"],
-            "kl": 0.5 * (variance + mean**2 - 1 - np.log(variance)).sum(),
+            "nll_centered": centered["directional"] + terms["radial"],
+            "neg_elbo": joint + options.get("beta", 1.0) * kl,
+            "kl": kl,
             "variance": variance.mean(),
             "anisotropy": variance.std() / variance.mean(),
             "cosine_mean_z": z[b] @ mean / np.linalg.norm(z[b]) / np.linalg.norm(mean),
         }
         assert {name: value[b].item() for name, value in scores.items()} == pytest.approx(expected, rel=1e-4, abs=1e-4)
     assert all(value.shape == (BATCH,) and not value.requires_grad for value in scores.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "terms"),
+    [
+        ({"beta": 0.5}, ALL),
+        ({"nu": 4.0, "center_variance": True}, ALL),
+        ({"likelihood": "standard"}, ("standard", "kl")),
+    ],
+)
+def test_the_elbo_of_several_views_is_that_of_every_pair(options, terms):
+    """Of two views it is the loss that training minimises, at s = mean; of three, the mean over the pairs."""
+    model, views = make(samples=0, **options).eval(), (*two_views(), two_views(seed=3)[0])
+    z = torch.stack([model.encoder(view).detach() for view in views])
+    settings = {"nu": options.get("nu", 1.0), "beta": options.get("beta", 1.0), "center": "nu" in options}
+    zero = np.zeros((BATCH, 1, 2, DIM))
+    pairs = [reference_loss(model, z[list(p)], z[list(p)], zero, terms, **settings) for p in ((0, 1), (1, 2), (0, 2))]
+    assert model.view_scores(z[:2])["neg_elbo"].mean().item() == pytest.approx(pairs[0], rel=1e-5)
+    assert model.view_scores(z[:2])["neg_elbo"].mean().item() == pytest.approx(model(views[:2]).loss.item(), rel=1e-5)
+    assert model.view_scores(z)["neg_elbo"].mean().item() == pytest.approx(np.mean(pairs), rel=1e-5)
 
 
 def test_posterior_is_the_inference_network_at_the_embedding():

@@ -8,6 +8,7 @@ from PIL import Image
 from vje.data.folders import scan_paths
 from vje.data.sources import ArraySource
 from vje.data.views import View, views
+from vje.likelihood import directional_nll, radial_nll
 from vje.methods.vje import VJE
 from vje.ood import averaged
 from vje.ood.averaged import mean_scores
@@ -44,6 +45,29 @@ def test_the_mean_over_views(model, pixels, monkeypatch, rows):
         expected = torch.stack([model.score(part)["nll"] for part in parts]).mean(0)
     np.testing.assert_allclose(found["nll"], expected, rtol=5e-3)  # Pillow rounds pixels twice
     assert found["nll"].shape == (11,)
+
+
+def test_the_elbo_is_that_of_each_view_under_the_others(model, pixels):
+    found = mean_scores(model, ArraySource(pixels), build_scorer(model, None), views("ten"), batch_size=4)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        embedded = [model.embed(view(images)) for view in views("ten")]
+        posteriors = [model.inference(z) for z in embedded]
+        pairs = [
+            directional_nll(z, q.mean, q.variance) + radial_nll(z, q.mean) + q.kl()
+            for i, q in enumerate(posteriors)
+            for j, z in enumerate(embedded)
+            if i != j
+        ]
+    assert len(pairs) == 90
+    np.testing.assert_allclose(found["neg_elbo"], torch.stack(pairs).mean(0), rtol=1e-4)
+
+
+def test_of_one_view_every_score_is_its_own(model, pixels):
+    found = mean_scores(model, ArraySource(pixels), build_scorer(model, None), [View()])
+    with torch.no_grad():
+        expected = model.score(torch.from_numpy(pixels).permute(0, 3, 1, 2))["neg_elbo"]
+    np.testing.assert_allclose(found["neg_elbo"], expected, rtol=1e-4)
 
 
 def test_files_that_cannot_be_read_are_left_out(model, pixels, tmp_path):

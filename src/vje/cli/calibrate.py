@@ -36,8 +36,11 @@ class Options:
     """Which part of --data; the default is test, else val, else the only one."""
     data_dir: Path | None = None
     """Where named data sets are; the default is where they were in training."""
-    score: Literal["nll", "nll_directional", "nll_radial", "variance", "kl", "anisotropy"] = "nll"
-    """Which score decides what is an outlier; of kl and anisotropy, low values are unusual."""
+    score: Literal[
+        "nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo", "variance", "kl", "anisotropy"
+    ] = "nll"
+    """Which score decides what is an outlier; of kl and anisotropy, low values are unusual. With several views,
+    neg_elbo asks how well each accounts for the others."""
     views: Literal["one", "mirror", "ten"] = "one"
     """Views of each image that scores are means over, in `vje score` too: the image; it and its mirror image; or crops
     at the centre and the corners and their mirror images, steadier, at ten times the work."""

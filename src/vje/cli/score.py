@@ -14,7 +14,10 @@ from vje.data.sources import FolderSource
 from vje.errors import UserError
 from vje.runs import RunFolder
 
-SCORES = ("nll", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "cosine_mean_z")
+SCORES = (
+    *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
+    *("kl", "variance", "anisotropy", "cosine_mean_z"),
+)
 SHEETS = (".png", ".jpg", ".pdf", ".svg")
 
 
@@ -22,8 +25,9 @@ SHEETS = (".png", ".jpg", ".pdf", ".svg")
 class Options:
     """Score images, however many: one row a file, in order, written as it goes.
 
-    The columns are file, nll (larger means less typical), nll_directional, nll_radial, kl, variance, anisotropy,
-    cosine_mean_z, p_value, outlier and error. A file that cannot be read has only the reason, in error.
+    The columns are file, nll (larger means less typical), nll_directional, nll_radial, nll_centered, neg_elbo, kl,
+    variance, anisotropy, cosine_mean_z, p_value, outlier and error. A file that cannot be read has only the reason, in
+    error.
 
     p_value and outlier need `vje calibrate RUN`. An image is an outlier if its p-value is at most --alpha. By split
     conformal prediction that happens to an image exchangeable with the calibration images (drawn like them, and not

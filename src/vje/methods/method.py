@@ -150,6 +150,13 @@ class Method(nn.Module, ABC):
         """The method's own scores ``[B]`` of embeddings; larger means more out-of-distribution."""
         return {}
 
+    def view_scores(self, z: Tensor) -> dict[str, Tensor]:
+        """Scores ``[B]`` of several views of each image, ``[V, B, D]``, that are more than means over the views.
+
+        They take the place of the means of the same names in :meth:`ood_scores`.
+        """
+        return {}
+
     def _prepared(self, images: Tensor | NDArray[Any]) -> Tensor:
         images = torch.as_tensor(images)
         if images.is_floating_point():

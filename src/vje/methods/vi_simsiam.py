@@ -190,5 +190,15 @@ class VISimSiam(Method):
             "cosine_distance": 1 - found["cosine"],
         }
 
+    @torch.no_grad()
+    def view_scores(self, z: Tensor) -> dict[str, Tensor]:
+        """``neg_elbo`` as in training: each view predicts the directions of the other views."""
+        projection = self.projector(z.flatten(0, 1))
+        prediction, kappa = self.predictor(projection), self._kappa(self.concentration(projection))
+        projection, prediction, kappa = (x.unflatten(0, z.shape[:2]) for x in (projection, prediction, kappa))
+        others = (power_spherical_log_prob(projection.roll(shift, 0), prediction, kappa) for shift in range(1, len(z)))
+        nll = -sum(others, torch.zeros_like(kappa)) / (len(z) - 1)
+        return {"neg_elbo": (nll + power_spherical_kl_uniform(kappa, self.hidden)).mean(0)}
+
     def _kappa(self, raw: Tensor) -> Tensor:
         return (self.hidden - 1) * (softplus(at_least_float32(raw).squeeze(-1)) + KAPPA_FLOOR)

@@ -211,26 +211,29 @@ class VJE(Method):
 
         Returns:
             For each image, shape ``[B]``: ``nll`` (larger means less typical), ``nll_directional``, ``nll_radial``,
-            ``kl``, ``variance`` (mean over features), ``anisotropy`` (its coefficient of variation over features)
-            and ``cosine_mean_z``.
+            ``nll_centered`` (with log-variance centring: how the variance is spread over features counts, how much
+            there is does not), ``neg_elbo`` (NLL plus beta KL), ``kl``, ``variance`` (mean over features),
+            ``anisotropy`` (its coefficient of variation over features) and ``cosine_mean_z``.
         """
         return self.score_embeddings(self.embed(images))
 
     @torch.no_grad()
     def score_embeddings(self, z: Tensor) -> dict[str, Tensor]:
         """:meth:`score` for embeddings that were computed before, shape ``[B, D]``."""
-        return self._described(z, self.inference(z))
+        posterior: DiagonalGaussian = self.inference(z)
+        found = self._described(z, posterior)
+        centered = directional_nll(z, posterior.mean, posterior.variance, self.nu, center_variance=True)
+        return found | {
+            "nll_centered": centered + found["nll_radial"],
+            "neg_elbo": found["nll"] + self.beta * found["kl"],
+        }
 
     def _described(self, z: Tensor, posterior: DiagonalGaussian) -> dict[str, Tensor]:
-        directional = directional_nll(z, posterior.mean, posterior.variance, self.nu, self.center_variance)
-        radial = radial_nll(z, posterior.mean, self.nu)
-        joint = directional + radial
-        if self.likelihood == "standard":
-            joint = standard_nll(z, posterior.mean, posterior.variance, self.nu)
+        parts = self._nll(z, posterior.mean, posterior.variance)
         return {
-            "nll": joint,
-            "nll_directional": directional,
-            "nll_radial": radial,
+            "nll": _joint(parts),
+            "nll_directional": parts["nll_directional"],
+            "nll_radial": parts["nll_radial"],
             "kl": posterior.kl(),
             "variance": posterior.mean_variance(),
             "anisotropy": posterior.anisotropy(),
@@ -243,34 +246,42 @@ class VJE(Method):
 
     def statistics(self, z: Tensor) -> dict[str, Tensor]:
         """The posterior's, as in :meth:`score`."""
-        return self.score_embeddings(z)
+        return self._described(z, self.inference(z))
 
     @torch.no_grad()
     def ood_scores(self, z: Tensor) -> dict[str, Tensor]:
         """Scores of embeddings under their own posteriors (Eq. csl-score and the statistics beside it).
 
-        ``nll``, ``nll_directional`` and ``nll_radial`` are taken at s = mean, and so is ``nll_centered``, the NLL with
-        log-variance centring: how the variance is spread over features counts, how much there is does not.
-        ``neg_elbo`` is NLL plus beta KL; ``variance_trace`` is the sum of the variances; ``neg_kl`` and
-        ``neg_anisotropy`` have their signs turned.
+        ``nll``, ``nll_directional``, ``nll_radial``, ``nll_centered`` and ``neg_elbo`` are those of :meth:`score`;
+        ``variance_trace`` is the sum of the variances; ``neg_kl`` and ``neg_anisotropy`` have their signs turned.
         """
-        posterior: DiagonalGaussian = self.inference(z)
-        found = self._described(z, posterior)
-        centered = directional_nll(z, posterior.mean, posterior.variance, self.nu, center_variance=True)
+        found = self.score_embeddings(z)
         return {
-            **{name: found[name] for name in ("nll", "nll_directional", "nll_radial")},
-            "nll_centered": centered + found["nll_radial"],
-            "neg_elbo": found["nll"] + self.beta * found["kl"],
+            **{name: found[name] for name in ("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo")},
             "variance_trace": found["variance"] * z.shape[-1],
             "neg_kl": -found["kl"],
             "neg_anisotropy": -found["anisotropy"],
         }
+
+    @torch.no_grad()
+    def view_scores(self, z: Tensor) -> dict[str, Tensor]:
+        """``neg_elbo`` as in training (Eq. symmetric-elbo): each view's posterior is to account for the other views."""
+        posterior: DiagonalGaussian = self.inference(z)
+        others = (z.roll(shift, 0) for shift in range(1, len(z)))
+        nlls = (_joint(self._nll(other, posterior.mean, posterior.variance)) for other in others)
+        nll = sum(nlls, torch.zeros_like(z[..., 0])) / (len(z) - 1)
+        return {"neg_elbo": (nll + self.beta * posterior.kl()).mean(0)}
 
     # Saving
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's keyword arguments, as JSON has them."""
         return super().hyperparameters() | {"target": "stop-gradient" if self.target is None else "ema"}
+
+
+def _joint(parts: Mapping[str, Tensor]) -> Tensor:
+    """NLL of the whole embedding, from that of its parts (Eq. factorized-likelihood)."""
+    return parts["nll_standard"] if "nll_standard" in parts else parts["nll_directional"] + parts["nll_radial"]
 
 
 def _check(terms: tuple[str, ...], samples: int, nu: float, **choices: str) -> None:

@@ -27,6 +27,8 @@ def mean_scores(
 ) -> Scores:
     """Each score of each image that can be read, in the source's order: the mean over the views.
 
+    Where the method can say more of several views than a mean (:meth:`Method.view_scores`), its score is that.
+
     Images are decoded once, and what is kept of them does not grow with the number of views.
 
     Args:
@@ -49,16 +51,20 @@ def mean_scores(
             waiting.append(torch.stack([embed_batch(model, view(images), target=False)[0] for view in views]))
         done += len(images) + len(batch.failures)
         if sum(x.shape[1] for x in waiting) * len(views) >= ROWS:
-            found.append(_means(scorer, waiting))
+            found.append(_scores(model, scorer, waiting))
             waiting = []
         if report is not None:
             report(done, len(source))
     if waiting:
-        found.append(_means(scorer, waiting))
+        found.append(_scores(model, scorer, waiting))
     return joined(found)
 
 
-def _means(scorer: Callable[[Tensor], Scores], embedded: Sequence[Tensor]) -> Scores:
-    """Mean over the views of embeddings ``[views, B, D]``, several batches one after the other."""
+def _scores(model: Method, scorer: Callable[[Tensor], Scores], embedded: Sequence[Tensor]) -> Scores:
+    """Scores of the views of embeddings ``[views, B, D]``, several batches one after the other."""
     z = torch.cat(list(embedded), dim=1)
-    return {name: x.reshape(z.shape[:2]).mean(0) for name, x in scorer(z.flatten(0, 1)).items()}
+    means = {name: x.reshape(z.shape[:2]).mean(0) for name, x in scorer(z.flatten(0, 1)).items()}
+    if len(z) == 1:
+        return means
+    more = model.view_scores(z.to(next(model.parameters()).device))
+    return means | {name: x.double().cpu().numpy() for name, x in more.items()}

@@ -24,10 +24,16 @@ from vje.methods.vje import VJE
 from vje.models import load_vje
 from vje.ood.conformal import CALIBRATE_AGAIN, Calibration, check_alpha, outliers, p_values, sorted_scores
 
-COLUMNS = ("nll", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "cosine_mean_z")
+COLUMNS = (
+    *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
+    *("kl", "variance", "anisotropy", "cosine_mean_z"),
+)
 """What :meth:`ImageDetector.score` gives for each image, calibrated or not."""
 
-SCORES = {"nll": 1, "nll_directional": 1, "nll_radial": 1, "variance": 1, "kl": -1, "anisotropy": -1}
+SCORES = {
+    **dict.fromkeys(("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo", "variance"), 1),
+    **dict.fromkeys(("kl", "anisotropy"), -1),
+}
 """The columns that can be calibrated, and the sign that makes larger mean more out-of-distribution."""
 
 BATCH = 256
@@ -202,23 +208,24 @@ class ImageDetector:
         return SCORES[self.ranked_by]
 
     def _measure(self, images: Tensor, explain: bool) -> dict[str, Tensor]:
-        """The columns of uint8 images that have their final size, each the mean over the views."""
-        images = images.to(next(self.model.parameters()).device)
-        parts = [self._measure_view(view(images), explain) for view in views_named(self.views)]
-        return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
-
-    @torch.no_grad()
-    def _measure_view(self, images: Tensor, explain: bool) -> dict[str, Tensor]:
+        """The columns of uint8 images that have their final size, each the mean over the views or what says more."""
         model = self.model
-        x = self.preprocessing.normalize(images).contiguous(memory_format=torch.channels_last)
-        z = at_least_float32(model.encoder(x))
-        found = model.score_embeddings(z)
-        scores = {name: found[name].cpu() for name in COLUMNS}
+        images = images.to(next(model.parameters()).device)
+        z = torch.stack([self._embed(view(images)) for view in views_named(self.views)])  # [V, B, D]
+        scores = {name: x.mean(0) for name, x in model.score_embeddings(z).items()}
+        if len(z) > 1:
+            scores |= model.view_scores(z)
+        found = {name: scores[name].cpu() for name in COLUMNS}
         if explain:
             q = model.inference(z)
             terms = directional_contributions(z, q.mean, q.variance, model.nu, model.center_variance)
-            scores["contributions"] = terms.cpu()
-        return scores
+            found["contributions"] = terms.mean(0).cpu()
+        return found
+
+    @torch.no_grad()
+    def _embed(self, images: Tensor) -> Tensor:
+        x = self.preprocessing.normalize(images).contiguous(memory_format=torch.channels_last)
+        return at_least_float32(self.model.encoder(x))
 
     def _judged(self, scores: dict[str, Tensor], alpha: float) -> dict[str, Tensor]:
         if self.calibration is None:
