@@ -96,7 +96,13 @@ def test_data_that_has_moved(vje, own, sets, tmp_path):
     words = ["--id", sets("inbox", seed=8), "--ood", f"noise={sets('noise')}", "--device", "cpu"]
     answer = vje("ood", run, *words)
     assert answer.status == 2 and str(root) in answer.err
+    assert "without them: --no-detectors" in answer.err
     assert vje("ood", run, *words, "--data", tmp_path / "elsewhere").status == 0
+    found = result(run)["scores"]["nll"]
+    answer = vje("ood", run, *words, "--no-detectors")  # a model's own scores need no training images
+    assert answer.status == 0, answer.err
+    assert f"The images that {run} was trained on are not at hand: see that --id holds none of them." in answer.out
+    assert result(run)["scores"]["nll"] == found
 
 
 def test_earlier_results_on_other_images_are_kept(vje, run, sets, snapshot, save_untrained):

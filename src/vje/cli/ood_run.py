@@ -58,9 +58,9 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     if known is not None:
         print(f"{folder.path} was measured before, with the same weights, images and options.")
         return known
-    bank = features("training images", sets.bank) if options.detectors else None
+    bank = None if sets.bank is None or not options.detectors else features("training images", sets.bank)
     tuning = None
-    if sets.validation is not None:
+    if bank is not None and sets.validation is not None:
         inside, outside = sets.validation
         tuning = features("validation images", inside).z, features("OOD validation images", outside).z
     scorer = build_scorer(model, bank, tuning, options.samples)

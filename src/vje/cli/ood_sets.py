@@ -25,20 +25,20 @@ class Sets:
     """What is told from what.
 
     Attributes:
-        bank: the run's training images.
+        bank: the run's training images; None if they are not at hand, nor needed.
         inside: in-distribution images, which the run was not trained on.
         members: the sets to tell from them.
         validation: (in-distribution, other) images to choose hyper-parameters on; None if there are none.
     """
 
-    bank: ImageSource
+    bank: ImageSource | None
     inside: ImageSource
     members: Sequence[Member]
     validation: tuple[ImageSource, ImageSource] | None = None
 
     def fingerprints(self) -> dict[str, list[str]]:
         """Of everything that a result depends on."""
-        sets: dict[str, Sequence[ImageSource]] = {"bank": [self.bank], "id": [self.inside]}
+        sets: dict[str, Sequence[ImageSource]] = {"bank": [self.bank] if self.bank else [], "id": [self.inside]}
         sets["tuning"] = self.validation or ()
         sets |= {member.name: member.sources for member in self.members}
         return {name: [source.fingerprint() for source in sources] for name, sources in sets.items()}
@@ -98,13 +98,23 @@ def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
     from vje.cli.embed import open_images
 
     data_dir = config.data.data_dir
-    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    splits: Splits | None
     if options.id is None:
+        splits = open_splits(config.data, config.run.seed, folder.read("data"))
         return _benchmark(benchmark_of(config.data.data), data_dir, splits)
     given = named_sets(options.ood)
+    try:
+        splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    except UserError as error:
+        if options.detectors:
+            words = "detectors are fitted on the images that the run was trained on; without them: --no-detectors"
+            raise UserError(f"{error}\n({words})") from None
+        print(f"The images that {folder.path} was trained on are not at hand: see that --id holds none of them.")
+        splits = None
     members = [Member(name, None, (open_images((path,), None, data_dir),)) for name, path in given.items()]
     inside = open_images((options.id,), None, data_dir)
-    return Sets(splits.bank, _without_trained(folder, inside, splits, options.id, config.data.data), members)
+    inside = _without_trained(folder, inside, splits, options.id, config.data.data)
+    return Sets(None if splits is None else splits.bank, inside, members)
 
 
 def missing_sets(benchmark: str, members: Sequence[Member]) -> dict[str, list[str]]:
@@ -127,7 +137,9 @@ def _benchmark(benchmark: str, data_dir: Path, splits: "Splits") -> Sets:
     return Sets(splits.bank, inside, members, None if tuning is None else (validation, tuning))
 
 
-def _without_trained(folder: RunFolder, source: ImageSource, splits: "Splits", given: str, data: str) -> ImageSource:
+def _without_trained(
+    folder: RunFolder, source: ImageSource, splits: "Splits | None", given: str, data: str
+) -> ImageSource:
     """The in-distribution images that the run was not trained on: with the others its figures would be too good."""
     from vje.ood.unseen import unseen
 

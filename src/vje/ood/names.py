@@ -4,7 +4,7 @@ FIGURE_SCORES = (
     *("nll", "nll_directional", "variance_trace", "neg_kl", "neg_anisotropy"),
     *("ps_nll", "neg_kappa", "neg_elbo", "cosine_distance", "knn", "mahalanobis"),
 )
-CURVE_SCORES = ("nll", "ps_nll", "nll_directional", "variance_trace", "knn", "mahalanobis", "energy")
+CURVE_SCORES = ("nll", "ps_nll", "nll_directional", "neg_elbo_ten", "variance_trace", "knn", "mahalanobis", "energy")
 """Scores whose curves the report shows; more would hide each other."""
 TITLES = {
     "nll": "NLL",
