@@ -66,8 +66,9 @@ def test_evaluate_twice(vje, trained, snapshot):
 
     model = package.load(run)
     images = torch.from_numpy(np.load(data)["test_images"]).permute(0, 3, 1, 2)
-    for name, values in model.score(images).items():
-        assert result["posterior"][name] == pytest.approx(values.double().mean().item(), rel=1e-3, abs=1e-4), name
+    scores = model.score(images)
+    for name, value in result["posterior"].items():
+        assert value == pytest.approx(scores[name].double().mean().item(), rel=1e-3, abs=1e-4), name
 
     cached = {path: path.stat().st_mtime_ns for path in (run / "cache").iterdir()}
     assert len(cached) == 2  # test and training images
