@@ -13,7 +13,7 @@
       model.safetensors    the trained model, and model.json, its description
       evaluation.json      what `vje evaluate` found
       probe.json           what `vje probe` found
-      geometry.json        what `vje geometry` found, with its figure beside it
+      geometry.json        what `vje geometry` found, with its figures beside it
       ood.json             what `vje ood` found, with its figures and the curves in ood-curves.json beside it
       report.html          the page that `vje report` makes of it all
       calibration.safetensors    held-out scores that `vje calibrate` keeps for p-values

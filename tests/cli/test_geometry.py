@@ -1,15 +1,21 @@
 """``vje geometry``: the table and the map of a run, and what it cannot be made of."""
 
 import json
+import math
 import shutil
 
 import pytest
 import torch
+from PIL import Image
 
 import vje as package
 from vje.data.arrays import load_npz
 from vje.evaluation.geometry import place
 from vje.methods.vje import VJE
+from vje.reporting.geometry import save_training
+from vje.runs import RunFolder
+
+DIAGNOSTICS = ["effective_rank", "nll_directional", "nll_radial", "variance", "kl"]
 
 
 def test_geometry_is_of_the_held_out_images(vje, trained, tmp_path):
@@ -27,6 +33,50 @@ def test_geometry_is_of_the_held_out_images(vje, trained, tmp_path):
     assert abs(found["margin"] - float(expected.margin.double().mean())) < 1e-4
     assert sum(found["tertiles"][t]["images"] for t in ("low", "mid", "high")) == len(test)
     assert (mine / "geometry.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("likelihood", ["factorized", "standard"])
+def test_training_is_as_it_was_recorded(vje, trained, tmp_path, tiny, likelihood):
+    mine = tmp_path / "costs $1 or $_"
+    if likelihood == "factorized":
+        shutil.copytree(trained[0], mine)
+    else:
+        words = ("--data", trained[1], "--out", mine, "--likelihood", likelihood)
+        assert vje("train", "folder", *words, *tiny).status == 0
+    answer = vje("geometry", mine, "--device", "cpu", "--points", 0)
+    assert answer.status == 0, answer.err
+    records = RunFolder.open(mine).metrics()
+    found = json.loads((mine / "geometry.json").read_text())["training"]
+    own = ["nll_standard"] if likelihood == "standard" else []
+    assert sorted(found) == sorted(["epoch", *DIAGNOSTICS, *own])
+    assert found == {name: [record[name] for record in records] for name in found}
+    assert found["epoch"] == [1, 2]
+    rank, direction, radius = (f"{found[name][-1]:.{n}f}" for name, n in zip(DIAGNOSTICS[:3], (1, 2, 2), strict=True))
+    line = f"Training, epoch 2: effective rank {rank}; NLL, directional {direction}; NLL, radial {radius}"
+    assert line in answer.out and ("; NLL, standard" in answer.out) == bool(own)
+    assert str(mine / "geometry-training.png") in answer.out
+    with Image.open(mine / "geometry-training.png") as picture:
+        assert picture.format == "PNG" and picture.width > 4 * picture.height  # panels abreast
+
+
+def test_a_run_without_records_has_no_curves(vje, trained, tmp_path):
+    mine = tmp_path / "run"
+    shutil.copytree(trained[0], mine, ignore=shutil.ignore_patterns("metrics.jsonl", "geometry*"))
+    answer = vje("geometry", mine, "--device", "cpu", "--points", 0)
+    assert answer.status == 0, answer.err
+    assert f"Nothing on training: {mine / 'metrics.jsonl'} has no epochs." in answer.out
+    assert json.loads((mine / "geometry.json").read_text())["training"] == {}
+    assert not (mine / "geometry-training.png").exists()
+
+
+def test_numbers_that_are_missing_or_not_finite_are_gaps(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("vje.reporting.geometry.save_panels", lambda *parts: drawn.update(parts[-1]))
+    training = {"epoch": [1, 2, 3, 4], "kl": [5.0, None, "nan", "inf"]}
+    save_training(tmp_path / "x.png", training, "run", "standard")
+    points = drawn["KL (nats)", "run"]["standard likelihood"]
+    assert points[0] == (1, 5.0, 0.0)
+    assert [epoch for epoch, height, _ in points if math.isnan(height)] == [2, 3, 4]
 
 
 def test_a_statistic_that_is_constant_has_no_correlation(vje, trained, tmp_path):

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from vje.build_data import open_splits
+from vje.cli.probe import COMPARED, with_earlier
 from vje.config import to_dict
 from vje.data import registry
 from vje.data.splits import prepare_splits
@@ -72,6 +73,7 @@ def test_digits(vje, tmp_path):
     assert result["images"] == {"train": 400, "held_out": 40, "test": 100}
     assert (result["augment"], result["standardize"]) == (False, True)
     assert {"packages", "device", "vje"} <= set(result["environment"])
+    assert (result["top1"], result["top5"]) == (found["top1"], found["top5"])
     assert f"z: {found['top1']:.2f}% top-1, {found['top5']:.2f}% top-5 at the rate {found['lr']:g}" in out
     assert "chosen on 40 training images held out" in out
     assert str(run / "probe.json") in out.replace("\n", "")
@@ -94,8 +96,95 @@ def test_every_space_and_every_time_the_same(vje, run):
     assert vje(*words).status == 0
     assert read(run) == first
     for space in ("mean", "target"):
-        assert vje(*words, "--space", space).status == 0
+        (run / "probe.json").unlink()
+        answer = vje(*words, "--space", space)
+        assert answer.status == 0 and "Kept" not in answer.out and "Replaced" not in answer.out
         assert read(run)["spaces"] == {space: first["spaces"][space]}
+
+
+QUICK = ("--batch", "32", "--epochs", "3", "--device", "cpu")
+
+
+def test_later_calls_add_spaces(vje, run):
+    assert vje("probe", run, *QUICK, "--space", "all").status == 0
+    together = read(run)
+    (run / "probe.json").unlink()
+    answer = vje("probe", run, *QUICK, "--space", "ema")
+    assert answer.status == 0 and "EMA encoder's z: " in answer.out
+    assert list(read(run)["spaces"]) == ["target"]
+    assert "top1" not in read(run)  # it is that of z
+    assert vje("probe", run, *QUICK).status == 0
+    answer = vje("probe", run, *QUICK, "--space", "mean")
+    assert answer.status == 0
+    z, target = (together["spaces"][space]["top1"] for space in ("z", "target"))
+    kept = f"same weights, images and settings (z {z:.2f}% top-1, EMA encoder's z {target:.2f}% top-1)"
+    assert kept in answer.out and "\nz: " not in answer.out  # what is not new has no rows
+    assert read(run) == together
+    assert list(read(run)["spaces"]) == list(together["spaces"])
+    assert (together["top1"], together["top5"]) == (z, None)
+
+
+def test_the_same_images_elsewhere(vje, run, trained, tmp_path):
+    assert vje("probe", run, *QUICK).status == 0
+    moved = shutil.copy(trained[1], tmp_path / "moved.npz")
+    assert "Kept" in vje("probe", run, *QUICK, "--space", "mean", "--data", moved).out
+    assert list(read(run)["spaces"]) == ["z", "mean"]
+
+
+OTHERS = {
+    "epochs": (["--epochs", "2"], "settings differ: epochs 3 then, 2 now"),
+    "rates": (["--lr", "0.3", "0.1"], "settings differ: rates 0.001/0.003/0.01/0.03/0.1/0.3/1/3 then, 0.1/0.3 now"),
+    "two": (["--weight-decay", "1", "--seed", "1"], "settings differ: weight decay 0.0 then, 1.0 now; seed 0 then, 1"),
+    "held out": (["--held-out", "0.1001"], "settings differ: held out 0.1 then, 0.1001 now"),  # as many images
+    "augment": (["--augment"], "settings differ: augment False then, True now"),
+    "labels": (["--data", "{}/other.npz"], "the images or their labels differ"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_cannot_stand_beside_the_new_is_named(vje, run, trained, name):
+    words, reason = OTHERS[name]
+    assert vje("probe", run, *QUICK, "--space", "all").status == 0
+    before = read(run)["spaces"]
+    with np.load(trained[1]) as arrays:
+        np.savez(run / "other.npz", **dict(arrays) | {"test_labels": arrays["test_labels"][::-1]})
+    answer = vje("probe", run, *QUICK, *(word.format(run) for word in words), "--space", "mean")
+    assert answer.status == 0, answer.err
+    assert f"Replaced: what earlier calls found (z {before['z']['top1']:.2f}% top-1, posterior mean" in answer.out
+    assert f", as {reason}" in answer.out
+    assert list(read(run)["spaces"]) == ["mean"] and "top1" not in read(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [({"weights": "others"}, "the weights differ"), ({"inputs": ...}, "an older vje wrote it")]
+)
+def test_results_of_another_model_or_version_are_replaced(vje, run, change, reason):
+    assert vje("probe", run, *QUICK).status == 0
+    earlier = {key: value for key, value in (read(run) | change).items() if value is not ...}
+    (run / "probe.json").write_text(json.dumps(earlier))
+    answer = vje("probe", run, *QUICK, "--space", "mean")
+    assert answer.status == 0 and "Replaced" in answer.out and reason in answer.out
+    assert list(read(run)["spaces"]) == ["mean"]
+
+
+def test_a_kept_space_says_what_it_was_made_with():
+    now = {"data": "x", "weights": "w", "inputs": "i", "images": {}, "environment": {"device": "b"}}
+    now |= dict.fromkeys(COMPARED, 1)
+    z, mean = {"top1": 50.0, "top5": None}, {"top1": 40.0, "top5": None}
+    first, note = with_earlier(now | {"spaces": {"z": z}, "environment": {"device": "a"}}, {})
+    assert note == "" and first["top1"] == 50.0
+    second, _ = with_earlier(now | {"spaces": {"mean": mean}}, first)
+    assert second["spaces"] == {"z": z | {"environment": {"device": "a"}}, "mean": mean}
+    third, _ = with_earlier(now | {"spaces": {"mean": mean}, "environment": {"device": "a"}}, second)
+    assert third["spaces"] == {"z": z, "mean": mean}
+
+
+def test_a_damaged_file_is_told_before_any_work(vje, run, monkeypatch):
+    (run / "probe.json").write_text("{")
+    monkeypatch.setattr("vje.cli.probe.probe_run", None)
+    answer = vje("probe", run, *QUICK)
+    assert answer.status == 2 and "probe.json is damaged" in answer.err
+    assert (run / "probe.json").read_text() == "{"
 
 
 def test_augmented_arrays(vje, run):
@@ -150,6 +239,7 @@ def test_another_method(vje, tmp_path):
     status, _, err = vje("probe", run, "--space", "mean", "--batch", "64", "--device", "cpu")
     assert status == 2
     assert "--space mean: this simsiam run has z; use one of them" in err
+    assert "--space ema: this simsiam run has z" in vje("probe", run, "--space", "ema", "--device", "cpu").err
 
 
 def test_fewer_images_than_the_usual_batch(vje, run):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import rankdata
 
 from vje.errors import UserError
-from vje.evaluation.geometry import STATISTICS, geometry, place, spearman, tertiles
+from vje.evaluation.geometry import STATISTICS, geometry, place, spearman, tertiles, training_curves
 
 
 def test_margin_and_radius_by_hand():
@@ -78,3 +78,11 @@ def test_the_table_has_the_means_and_deviations_of_each_third():
 def test_one_class_has_no_margin():
     with pytest.raises(UserError, match="two or more"):
         place(torch.randn(4, 3), torch.zeros(4, dtype=torch.int64))
+
+
+def test_what_was_not_recorded_is_not_among_the_curves():
+    assert training_curves([]) == training_curves([{"epoch": 1, "loss": 2.0}]) == {}
+    baseline = [{"epoch": 1, "loss": 2.0, "effective_rank": 4.0}, {"epoch": 3, "loss": 1.0, "effective_rank": 5.0}]
+    assert training_curves(baseline) == {"epoch": [1, 3], "effective_rank": [4.0, 5.0]}
+    gaps = [{"epoch": 1, "kl": "nan"}, {"epoch": 2}]
+    assert training_curves(gaps) == {"epoch": [1, 2], "kl": ["nan", None]}

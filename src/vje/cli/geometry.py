@@ -22,7 +22,10 @@ class Options:
     """Geometry of the learned uncertainty, on the images that the encoder was not trained on.
 
     Class-centre margin and within-class radius of the posterior means, posterior statistics by tertile of the margin,
-    rank correlations, and a t-SNE map coloured by class and by each statistic. Needs a VJE run and labels.
+    rank correlations, and a t-SNE map coloured by class and by each statistic. Also, over training as the run recorded
+    it: effective rank, the directional and the radial part of the NLL (whichever likelihood was trained), variance
+    and KL. Results go to RUN/geometry.json, the figures to RUN/geometry.png and RUN/geometry-training.png. Needs a
+    VJE run and labels.
     """
 
     run: tyro.conf.Positional[Path]
@@ -42,7 +45,7 @@ class Options:
 
 
 def run(arguments: list[str]) -> int:
-    """Write ``geometry.json`` and ``geometry.png``, print the table."""
+    """Write ``geometry.json``, ``geometry.png`` and ``geometry-training.png``, print the table."""
     options = tyro.cli(Options, args=arguments, prog="vje geometry")
     for option, value, least in (("--points", options.points, 0), ("--batch", options.batch, 1)):
         if value < least:
@@ -60,7 +63,7 @@ def run(arguments: list[str]) -> int:
     from vje.environment import environment
     from vje.evaluation.evaluate import in_chunks
     from vje.evaluation.features import cached_features, weights_fingerprint
-    from vje.evaluation.geometry import geometry
+    from vje.evaluation.geometry import geometry, training_curves
     from vje.models import load_vje
 
     device = resolve_device(options.device)
@@ -77,21 +80,27 @@ def run(arguments: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*array is constant")  # NaN says it: isotropic runs' anisotropy is
         result: dict[str, Any] = geometry(means, features.labels.to(device), statistics)
+    result["training"] = training_curves(folder.metrics())
     result |= {"data": config.data.data, "seed": config.run.seed, "epochs": config.optimizer.epochs}
     result |= {"finished": folder.model_file.exists(), "weights": weights_fingerprint(model)[:16]}
     folder.write("geometry", result | {"environment": environment(device)})
     _print(result)
+    print(_end_of_training(folder, result["training"]))
     written = [folder.path / "geometry.json"]
-    if options.points:
-        from vje.reporting.geometry import save_geometry, tsne
 
+    from vje.reporting.geometry import save_geometry, save_training, tsne
+
+    if result["training"]:
+        written.append(folder.path / "geometry-training.png")
+        save_training(written[-1], result["training"], folder.path.resolve().name, model.likelihood)
+    if options.points:
         print("Drawing the map (t-SNE) ...")
         rows = slice(None, None, -(-len(means) // options.points))
         places = tsne(means[rows].cpu().numpy(), seed=config.run.seed)
         chosen = {name: x[rows].cpu().numpy() for name, x in statistics.items()}
         written.append(folder.path / "geometry.png")
         save_geometry(written[-1], places, features.labels[rows].numpy(), chosen, test.classes)
-    print(f"Written to {' and '.join(map(str, written))}")
+    print(f"Written to {', '.join(map(str, written))}")
     return 0
 
 
@@ -134,3 +143,16 @@ def _print(result: dict[str, Any]) -> None:
     for place, row in result["spearman"].items():
         table.add_row(f"Spearman with {place}", *(shown(row[name], "+.2f") for name in STATISTICS))
     print_whole(table, f"{result['data']}: {result['images']:,} images, {result['classes']} classes")
+
+
+def _end_of_training(folder: RunFolder, training: dict[str, list[Any]]) -> str:
+    """The last recorded effective rank, and what direction and norm have in the likelihood, in a line."""
+    from vje.methods.vje import VJE
+    from vje.reporting.run_page import shown
+
+    if not training:
+        return f"Nothing on training: {folder.metrics_file} has no epochs."
+    last = {name: values[-1] for name, values in training.items() if values[-1] is not None}
+    forms = {"effective_rank": ".1f", "nll_directional": ".2f", "nll_radial": ".2f", "nll_standard": ".2f"}
+    found = (f"{VJE.quantity(name).title} {shown(last[name], form)}" for name, form in forms.items() if name in last)
+    return f"Training, epoch {last['epoch']}: {'; '.join(found)}"

@@ -1,6 +1,7 @@
 """``vje probe RUN``: a linear classifier on frozen features, as a table and as ``probe.json``."""
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,6 +22,9 @@ BATCH = 256
 MOMENTUM = 0.9
 KEPT_BYTES = 8 * 2**30
 """Training features that would take more than this are not kept but computed as they are wanted."""
+COMPARED = ("epochs", "batch", "momentum", "weight_decay", "standardize", "augment", "seed", "held_out", "rates")
+"""Settings that results of several calls must have in common to stand side by side."""
+OTHER_WORDS = {"ema": "target"}
 TITLES = {"z": "z", "mean": "posterior mean", "target": "EMA encoder's z"}
 
 
@@ -31,12 +35,16 @@ class Options:
     Every learning rate has two classifiers, all trained in one pass with SGD and a cosine to zero. One passes over
     the training images held out, which choose the rate; the other learns from all training images, and its accuracy
     on the test images is reported.
+
+    Results go to RUN/probe.json: spaces has one entry for each kind of features, and top1 and top5 at the top are those
+    of z. Other kinds that were probed before stay there if weights, images and settings are the same, and are replaced
+    with a word on why if not.
     """
 
     run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
     """Run folder."""
     space: str = "z"
-    """Features: z, mean (of VJE's posterior), target (the EMA encoder's z), or all that the run has."""
+    """Features: z, mean (of VJE's posterior), target or ema (the EMA encoder's z), or all that the run has."""
     epochs: int = 100
     """Passes over the training images."""
     batch: int | None = None
@@ -76,11 +84,20 @@ def run(arguments: list[str]) -> int:
     config = run_config(folder, options.data, options.data_dir)
     config = replace(config, data=replace(config.data, labels=options.labels or config.data.labels))
     check_data(config.data.data, config.data.data_dir)
+    _earlier(folder)  # a damaged file is told before hours of work
     result = probe_run(folder, config, options)
-    file = folder.write("probe", result)
     print_table(result)
+    together, note = with_earlier(result, _earlier(folder))
+    file = folder.write("probe", together)
+    if note:
+        print(note)
     print(f"\nWritten to {file}")
     return 0
+
+
+def _earlier(folder: RunFolder) -> dict[str, Any]:
+    """What ``probe.json`` has so far."""
+    return folder.read("probe") if (folder.path / "probe.json").exists() else {}
 
 
 def _check(options: Options) -> None:
@@ -115,7 +132,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     _check_images(splits, config)
     batch = _batch(options.batch, len(splits.bank))
     model = load(folder.path, str(device))
-    names = _spaces(model, options.space)
+    names, rates = _spaces(model, options.space), sorted(options.lr) or list(RATES)
     console = Console(stderr=True)
 
     def features(what: str, source: "ImageSource") -> "Features":
@@ -133,7 +150,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
         found = linear_probe(
             training,
             Split(stored_spaces(model, test, names), test.labels),
-            rates=sorted(options.lr) or RATES,
+            rates=rates,
             epochs=options.epochs,
             momentum=MOMENTUM,
             weight_decay=options.weight_decay,
@@ -144,14 +161,15 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     return {
         "data": config.data.data,
         "spaces": {name: result.as_dict() for name, result in found.items()},
+        "inputs": _inputs(splits),
         "images": images,
         "classes": len(training.labels.unique()),
-        **_protocol(options, batch, augment),
+        **_protocol(options, batch, augment, rates),
         **_origin(model),
     }
 
 
-def _protocol(options: Options, batch: int, augment: bool) -> dict[str, Any]:
+def _protocol(options: Options, batch: int, augment: bool, rates: list[float]) -> dict[str, Any]:
     """How the classifiers were trained."""
     return {
         "epochs": options.epochs,
@@ -161,7 +179,18 @@ def _protocol(options: Options, batch: int, augment: bool) -> dict[str, Any]:
         "standardize": options.standardize,
         "augment": augment,
         "seed": options.seed,
+        "held_out": options.held_out,
+        "rates": rates,
     }
+
+
+def _inputs(splits: "Splits") -> str:
+    """Identifies the images and their labels."""
+    digest = blake2b(digest_size=8)
+    for source in (splits.bank, splits.test):
+        assert source.labels is not None
+        digest.update(source.fingerprint().encode() + source.labels.astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def _origin(model: "Method") -> dict[str, Any]:
@@ -197,9 +226,10 @@ def _spaces(model: "Method", wanted: str) -> list[str]:
     from vje.evaluation.spaces import space_names
 
     known = space_names(model)
-    if wanted != "all" and wanted not in known:
+    name = wanted if wanted in known else OTHER_WORDS.get(wanted, wanted)
+    if name != "all" and name not in known:
         raise UserError(f"--space {wanted}: this {model.name()} run has {', '.join(known)}; use one of them, or all.")
-    return known if wanted == "all" else [wanted]
+    return known if name == "all" else [name]
 
 
 def _too_many(bank: "ImageSource", model: "Method", names: list[str]) -> bool:
@@ -207,6 +237,58 @@ def _too_many(bank: "ImageSource", model: "Method", names: list[str]) -> bool:
     if size > KEPT_BYTES:
         print(f"The features of {len(bank):,} images would take {size / 2**30:.0f} GiB: training on crops and flips.")
     return size > KEPT_BYTES
+
+
+def with_earlier(now: dict[str, Any], earlier: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """A result together with those of other spaces that an earlier call left, and a line on what became of them.
+
+    Args:
+        now: what was just measured.
+        earlier: what ``probe.json`` had; empty if there was none.
+
+    Returns:
+        What ``probe.json`` is to hold. A space that was measured with other versions or on another device has an
+        ``environment`` of its own.
+    """
+    reason, before = _difference(earlier, now), earlier.get("spaces", {})
+    kept = {} if reason else {name: found for name, found in before.items() if name not in now["spaces"]}
+    spaces = now["spaces"] | {name: _with_origin(found, earlier, now) for name, found in kept.items()}
+    spaces = {name: spaces[name] for name in dict.fromkeys((*TITLES, *spaces)) if name in spaces}
+    of_z = {name: spaces["z"][name] for name in ("top1", "top5")} if "z" in spaces else {}
+    note = ""
+    if before and reason:
+        note = f"Replaced: what earlier calls found ({_accuracies(before)}), as {reason}."
+    elif kept:
+        note = f"Kept: what earlier calls found with the same weights, images and settings ({_accuracies(kept)})."
+    return {"data": now["data"], **of_z, **now, "spaces": spaces}, note
+
+
+def _difference(earlier: dict[str, Any], now: dict[str, Any]) -> str:
+    """Why two results cannot stand side by side, in words; empty if they can."""
+    if earlier.get("weights") != now["weights"]:
+        return "the weights differ"
+    if "inputs" not in earlier:
+        return "an older vje wrote it, which did not say on which images"
+    if any(earlier.get(name) != now[name] for name in ("inputs", "images")):
+        return "the images or their labels differ"
+    changed = [name for name in COMPARED if earlier.get(name) != now[name]]
+    words = (f"{name.replace('_', ' ')} {_value(earlier.get(name))} then, {_value(now[name])} now" for name in changed)
+    return f"settings differ: {'; '.join(words)}" if changed else ""
+
+
+def _value(value: Any) -> str:
+    return "/".join(f"{x:g}" for x in value) if isinstance(value, list) else str(value)
+
+
+def _with_origin(found: dict[str, Any], earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """A kept result, which says what it was made with where that is not what the new one was made with."""
+    origin = found.get("environment", earlier.get("environment"))
+    plain = {name: value for name, value in found.items() if name != "environment"}
+    return plain if origin == now["environment"] else plain | {"environment": origin}
+
+
+def _accuracies(spaces: dict[str, Any]) -> str:
+    return ", ".join(f"{TITLES.get(name, name)} {found['top1']:.2f}% top-1" for name, found in spaces.items())
 
 
 def print_table(result: dict[str, Any]) -> None:

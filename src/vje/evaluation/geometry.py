@@ -3,7 +3,7 @@
 Everything is measured between normalised posterior means (paper, Section "Geometry of learned uncertainty").
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from vje.errors import UserError
 
 STATISTICS = ("variance", "nll", "kl", "anisotropy")
 TERTILES = ("low", "mid", "high")
+TRAINING = ("effective_rank", "nll_directional", "nll_radial", "nll_standard", "variance", "kl")
+"""What tells over training how embeddings fill their space, and what norms do to the likelihood."""
 
 
 @dataclass(frozen=True)
@@ -112,3 +114,24 @@ def geometry(means: Tensor, labels: Tensor, statistics: Mapping[str, Tensor]) ->
         "tertiles": table,
         "spearman": correlations,
     }
+
+
+def training_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Effective rank, the diagnostics of direction and norm, variance and KL over training, as they were recorded.
+
+    All are of an epoch's training images as the loss sees them. With the standard likelihood, the directional and the
+    radial part are not what is trained but computed beside it.
+
+    Args:
+        records: of the epochs, as ``metrics.jsonl`` has them.
+
+    Returns:
+        ``epoch``, and a list of the same length for each of :data:`TRAINING` that was recorded, with None for epochs
+        that do not have it; nothing if none was.
+
+    >>> training_curves([{"epoch": 1, "kl": 3.0, "loss": 9.0}, {"epoch": 2, "kl": 2.0, "variance": 0.5}])
+    {'epoch': [1, 2], 'variance': [None, 0.5], 'kl': [3.0, 2.0]}
+    """
+    recorded = [name for name in TRAINING if any(name in record for record in records)]
+    names = ("epoch", *recorded) if recorded else ()
+    return {name: [record.get(name) for record in records] for name in names}

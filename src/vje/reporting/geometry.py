@@ -1,7 +1,9 @@
-"""The figure of a posterior's geometry: a map of the posterior means, coloured by class and by each statistic."""
+"""Figures of a posterior's geometry: a map of its means, coloured by class and by each statistic, and its training."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 from vje.evaluation.geometry import STATISTICS
 from vje.methods.vje import VJE
 from vje.reporting.figures import save_figure
+from vje.reporting.panels import save_panels
 
 
 def tsne(means: NDArray[np.float32], seed: int = 0, perplexity: float = 30.0) -> NDArray[np.float32]:
@@ -61,3 +64,26 @@ def save_geometry(
         axis.set(title=VJE.quantity(name).title, xticks=[], yticks=[])
         figure.colorbar(points, ax=axis, shrink=0.8)
     save_figure(figure, file, 130)
+
+
+def save_training(file: Path, training: Mapping[str, Sequence[Any]], run: str, likelihood: str) -> None:
+    """Draw each of the numbers of :func:`~vje.evaluation.geometry.training_curves` over epochs.
+
+    Args:
+        file: picture to write.
+        training: the numbers; those that are missing or not finite are gaps.
+        run: its name, for the titles.
+        likelihood: that it was trained with, for the legends.
+    """
+    column, curves = run.replace("$", r"\$"), {}  # a dollar would begin a formula
+    for name, values in training.items():
+        if name != "epoch":
+            points = [(epoch, _height(value), 0.0) for epoch, value in zip(training["epoch"], values, strict=True)]
+            curves[VJE.quantity(name).title, column] = {f"{likelihood} likelihood": points}
+    save_panels(file, [column], [title for title, _ in curves], curves)
+
+
+def _height(value: float | str | None) -> float:
+    """A recorded number, or NaN for one that is missing or not finite."""
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else math.nan
