@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """What was wrong, the offending value, and what to do: the command line prints it without a traceback."""
 
 

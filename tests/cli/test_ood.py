@@ -88,7 +88,7 @@ def test_benchmark_writes_every_score_and_names_what_is_missing(
     printed = capsys.readouterr().out
     result = json.loads((run / "ood.json").read_text())
     assert result["counts"] == {"id": 100, "cifar100": 4, "tin": 9, "svhn": 7, "textures": 5}
-    assert set(result["partial"]) == set(SETS)
+    assert set(result["partial"]) == {"id", *SETS}
     assert result["missing"] == {"far": ["mnist", "places"]}
     assert "† not the protocol's mean: without mnist, places" in printed
     assert "far†" in printed and "avg†" in printed and "near†" not in printed

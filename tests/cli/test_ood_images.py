@@ -155,6 +155,13 @@ def test_a_damaged_result_is_named_before_anything_is_measured(vje, run, sets):
     assert not (run / "cache").exists()
 
 
+def test_an_option_may_be_repeated(vje, run, sets):
+    one, other = (f"{name}={sets(name, seed=seed)}" for name, seed in (("x", 1), ("y", 2)))
+    answer = vje("ood", run, "--id", sets("inbox", seed=8), "--ood", one, "--no-detectors", f"--ood={other}")
+    assert answer.status == 0, answer.err
+    assert result(run)["counts"] == {"id": 15, "x": 15, "y": 15}
+
+
 def test_the_table_is_whole_in_a_narrow_window(vje, run, sets, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     names = [f"[b]number-{i}" for i in range(6)]

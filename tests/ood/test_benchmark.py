@@ -28,6 +28,23 @@ def test_cifar10_keeps_nine_thousand_test_images() -> None:
     assert np.bincount(test.labels).tolist() == [900] * 10
 
 
+@pytest.mark.parametrize(("each", "held"), [(120, 100), (100, 10), (50, 5), (9, 0)])
+def test_of_fewer_images_a_tenth_is_held_out(each: int, held: int) -> None:
+    source = ArraySource(np.zeros((2 * each, 4, 4), np.uint8), np.arange(2 * each) % 2)
+    validation, test = id_images("cifar10", source)
+    assert len(test) == 2 * (each - held)
+    assert validation is None if held == 0 else len(validation) == 2 * held
+
+
+def test_a_set_that_cannot_be_used_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vje.data.registry._download", lambda *_: (_ for _ in ()).throw(UserError("no network")))
+    np.savez(tmp_path / "cifar100.npz", test_images=np.zeros((24, 4, 4), np.uint8))  # no labels
+    np.savez(tmp_path / "svhn.npz", test_images=np.zeros((6, 4, 4), np.uint8))
+    members, missing, _ = find_sets("cifar10", tmp_path)
+    assert [member.name for member in members] == ["svhn"]
+    assert any("cifar100 is left out" in line and "no labels" in line for line in missing)
+
+
 def test_labels_are_needed_to_find_the_validation_images() -> None:
     with pytest.raises(UserError, match="no labels"):
         without_first(ArraySource(np.zeros((4, 4, 4), np.uint8)), 1)

@@ -197,6 +197,8 @@ def test_nan_and_empty_scores_are_refused(metric):
     good = [0.0, 1.0]
     with pytest.raises(UserError, match=r"2 of the 3 id_scores are NaN"):
         metric([math.nan, 1.0, math.nan], good)
+    with pytest.raises(ValueError, match=r"1 of the 1 id_scores and 2 of the 2 ood_scores are NaN"):
+        metric([math.nan], [math.nan, math.nan])
     with pytest.raises(UserError, match=r"1 of the 4 ood_scores are NaN"):
         metric(good, torch.tensor([1.0, 2.0, math.nan, 3.0]))
     with pytest.raises(UserError, match="id_scores is empty"):

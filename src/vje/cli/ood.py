@@ -54,7 +54,7 @@ class Options:
 
 def run(arguments: list[str]) -> int:
     """Run the benchmark on each run, write ``RUN/ood.json`` and figures, print a table."""
-    options = tyro.cli(Options, args=arguments, prog="vje ood")
+    options = tyro.cli(Options, args=together(arguments, "--ood"), prog="vje ood")
     if not options.runs:
         raise UserError("`vje ood` needs a run folder, such as runs/cifar10-ema.")
     if bool(options.id) != bool(options.ood):
@@ -80,6 +80,26 @@ def run(arguments: list[str]) -> int:
             write_json(options.out, merged | {"runs": [str(f.path) for f in folders], "counts": results[0]["counts"]})
             print(f"Mean and standard deviation written to {options.out}")
     return 0
+
+
+def together(arguments: list[str], option: str) -> list[str]:
+    """The arguments with the values of a repeated option in one place: given alone, the last would win.
+
+    >>> together(["run", "--ood", "a=1", "b=2", "--batch", "9", "--ood=c=3"], "--ood")
+    ['run', '--batch', '9', '--ood', 'a=1', 'b=2', 'c=3']
+    """
+    rest: list[str] = []
+    values: list[str] = []
+    inside = False
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if word.startswith("-"):
+            inside = name == option
+            if inside:
+                values += [value] if equals else []
+                continue
+        (values if inside else rest).append(word)
+    return [*rest, option, *values] if values else arguments
 
 
 def _check_alike(folders: list[RunFolder]) -> list[str]:
@@ -129,7 +149,8 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
 
     sets = [name for name in first["counts"] if name != "id"]
     groups = [name for name in ("near", "far", "avg") if name in next(iter(first["summary"].values()))]
-    above = f"AUROC (%), in-distribution {first['data']} ({first['counts']['id']:,} images)"
+    mark = "*" if "id" in first["partial"] else ""
+    above = f"AUROC (%), in-distribution {first['data']}{mark} ({first['counts']['id']:,} images)"
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("score", no_wrap=True)
     for name in sets:
@@ -144,7 +165,8 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
         table.add_row(title(score, first.get("classifier")), *cells)
     print_whole(table, f"{above}, {len(results)} runs" if several else above)
     if first["partial"]:
-        print(f"* not the protocol's own image list (other counts): {', '.join(first['partial'])}")
+        names = (first["data"] if name == "id" else name for name in first["partial"])
+        print(f"* not the protocol's own image list (other counts): {', '.join(names)}")
     if missing:
         print(f"† not the protocol's mean: without {', '.join(x for names in missing.values() for x in names)}")
     if first["tuned"]:

@@ -33,6 +33,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     from vje.evaluation.features import Features, cached_features, weights_fingerprint
     from vje.models import load
     from vje.ood.averaged import mean_scores
+    from vje.ood.benchmark import ID_IMAGES
     from vje.ood.protocol import build_scorer, compare, embeddings, joined
 
     config = run_config(folder, options.data, options.data_dir)
@@ -84,7 +85,10 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     result = compare(id_scores, ood_scores, {m.name: m.near for m in sets.members})
     result |= {
         "counts": counts,
-        "partial": [m.name for m in sets.members if m.partial(counts[m.name])],
+        "partial": [
+            *(["id"] if options.id is None and counts["id"] != ID_IMAGES else []),
+            *(m.name for m in sets.members if m.partial(counts[m.name])),
+        ],
         "missing": {} if options.id else missing_sets(benchmark_of(config.data.data), sets.members),
         "tuned": dict(scorer.chosen),
         "data": config.data.data if options.id is None else options.id,

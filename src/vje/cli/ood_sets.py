@@ -134,7 +134,7 @@ def _benchmark(benchmark: str, data_dir: Path, splits: "Splits") -> Sets:
         print(message)
     if not members:
         raise UserError(f"none of the benchmark's data sets is in {data_dir}; see above for how to get them.")
-    return Sets(splits.bank, inside, members, None if tuning is None else (validation, tuning))
+    return Sets(splits.bank, inside, members, (validation, tuning) if validation and tuning else None)
 
 
 def _without_trained(

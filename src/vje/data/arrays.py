@@ -34,6 +34,8 @@ def load_npz(path: Path) -> dict[str, ImageSource]:
             keys = _choose(list(archive.files), path)
             wanted = [*(key for pair in keys.values() for key in pair), "classes"]
             arrays = {key: _read(archive, key, path) for key in wanted if key in archive.files}
+    except UserError:
+        raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, AttributeError) as error:
         raise UserError(f"cannot read {path}: it is not a whole .npz file; write it again with numpy.savez") from error
     labels = {split: _plain(arrays[pair[1]], path) if pair[1] in arrays else None for split, pair in keys.items()}

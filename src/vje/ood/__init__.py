@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     __all__ = ["Detector", "p_values"]
 
+_MODULES = ("conformal", "detectors", "metrics", "scores")
 _PUBLIC = {
     "Detector": ("vje.ood.detector", "ImageDetector"),
     "p_values": ("vje.ood.conformal", "p_values"),
@@ -22,8 +23,10 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         module, attribute = _PUBLIC[name]
         return getattr(import_module(module), attribute)
+    if name in _MODULES:
+        return import_module(f"vje.ood.{name}")
     raise AttributeError(f"module 'vje.ood' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted({*globals(), *_PUBLIC, *_MODULES})

@@ -2,7 +2,8 @@
 
 Conventions (Yang et al., "OpenOOD: benchmarking generalized out-of-distribution detection", NeurIPS 2022; v1.5 by
 Zhang et al., 2023). OpenOOD's image lists for CIFAR cannot be mapped to the original order of the files, so the
-validation images are the first of each class in file order: 100 of each CIFAR-10 class, 10 of each CIFAR-100 class.
+validation images are the first of each class in file order: 100 of each CIFAR-10 class, 10 of each CIFAR-100 class
+(where a class has no more than that, a tenth of the smallest).
 """
 
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ BENCHMARKS: dict[str, tuple[OODSet, ...]] = {
     "cifar100": (OODSet("cifar10", True, 9_000, 100, "downloaded by torchvision (test)"), _TIN, *_FAR),
 }
 ID_VALIDATION = {"cifar10": 100, "cifar100": 10}
+ID_IMAGES = 9_000
+"""In-distribution test images that the protocol has."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,18 @@ def without_first(source: ImageSource, count: int) -> tuple[ImageSource, ImageSo
     return source.subset(np.flatnonzero(first)), source.subset(np.flatnonzero(~first))
 
 
-def id_images(benchmark: str, test: ImageSource) -> tuple[ImageSource, ImageSource]:
-    """The in-distribution test set as (validation, test)."""
-    return without_first(test, ID_VALIDATION[benchmark])
+def id_images(benchmark: str, test: ImageSource) -> tuple[ImageSource | None, ImageSource]:
+    """The in-distribution test set as (validation, test); too few images have no validation part."""
+    return _held_out(test, ID_VALIDATION[benchmark])
+
+
+def _held_out(source: ImageSource, count: int) -> tuple[ImageSource | None, ImageSource]:
+    """Split off ``count`` images of each class; where a class has no more than that, a tenth of the smallest."""
+    if source.labels is not None:
+        sizes = np.bincount(source.labels)
+        smallest = int(sizes[sizes > 0].min())
+        count = count if smallest > count else smallest // 10
+    return without_first(source, count) if count else (None, source)
 
 
 def find_sets(benchmark: str, data_dir: Path) -> tuple[list[Member], list[str], ImageSource | None]:
@@ -92,13 +104,14 @@ def find_sets(benchmark: str, data_dir: Path) -> tuple[list[Member], list[str], 
     for wanted in BENCHMARKS[benchmark]:
         try:
             raw = open_data(wanted.name, data_dir)
+            images = _images(wanted, raw)
         except UserError as error:
             missing.append(
                 f"{wanted.name} is left out: {str(error).rstrip('.')}. Put {wanted.name}.npz (array test_images) or "
                 f"a folder {wanted.name}/ into {data_dir}: {wanted.source}."
             )
             continue
-        members.append(Member(wanted.name, wanted.near, _images(wanted, raw), wanted.images))
+        members.append(Member(wanted.name, wanted.near, images, wanted.images))
         if wanted.name == "tin":
             validation = raw.val
     return members, missing, validation
@@ -109,5 +122,5 @@ def _images(wanted: OODSet, raw: RawSplits) -> tuple[ImageSource, ...]:
         return (raw.train, raw.test)
     parts = [part for part in (raw.test, raw.val, raw.train) if part is not None]
     if wanted.validation_per_class:
-        return (without_first(parts[0], wanted.validation_per_class)[1],)
+        return (_held_out(parts[0], wanted.validation_per_class)[1],)
     return (parts[0],)

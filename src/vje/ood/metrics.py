@@ -172,7 +172,7 @@ def bootstrap_interval(
     if samples < 1:
         raise UserError(f"the bootstrap needs at least one sample (200 are usual), got {samples}.")
     generator = np.random.default_rng(seed)
-    inside, outside = np.sort(_checked("id_scores", id_scores)), np.sort(_checked("ood_scores", ood_scores))
+    inside, outside = (np.sort(x) for x in _checked(id_scores, ood_scores))
 
     def resample(ordered: Array) -> Array:
         # Repeats instead of picks: the resample stays sorted, and sorting it again takes half the time.
@@ -187,7 +187,7 @@ def bootstrap_interval(
 
 def _ranked(id_scores: Scores, ood_scores: Scores) -> tuple[Truth, Array]:
     """Which of all inputs are OOD, and the dense rank of each one's score; both ``[N + M]``, by ascending score."""
-    inside, outside = _checked("id_scores", id_scores), _checked("ood_scores", ood_scores)
+    inside, outside = _checked(id_scores, ood_scores)
     scores = np.concatenate([inside, outside])
     order = np.argsort(scores, kind="stable")
     scores = scores[order]
@@ -200,8 +200,17 @@ def _mirrored(is_ood: Truth, ranks: Array) -> tuple[Truth, Array]:
     return ~is_ood[::-1], -ranks[::-1]
 
 
-def _checked(name: str, scores: Scores) -> Array:
-    """The scores in float64 (which holds every narrower float exactly), after checking them."""
+def _checked(id_scores: Scores, ood_scores: Scores) -> tuple[Array, Array]:
+    """Both in float64 (which holds every narrower float exactly), after checking them."""
+    values = {"id_scores": _numbers("id_scores", id_scores), "ood_scores": _numbers("ood_scores", ood_scores)}
+    missing = {name: int(np.isnan(x).sum()) for name, x in values.items()}
+    if any(missing.values()):
+        words = " and ".join(f"{n} of the {len(values[name])} {name}" for name, n in missing.items() if n)
+        raise UserError(f"{words} are NaN, which have no order: find the inputs that make them, or leave those out.")
+    return values["id_scores"], values["ood_scores"]
+
+
+def _numbers(name: str, scores: Scores) -> Array:
     if isinstance(scores, torch.Tensor):
         scores = scores.detach().cpu().double().numpy()
     values: Array = np.asarray(scores, dtype=np.float64)
@@ -209,12 +218,6 @@ def _checked(name: str, scores: Scores) -> Array:
         raise UserError(f"{name} must be one number an input, shape [N], got shape {list(values.shape)}.")
     if not len(values):
         raise UserError(f"{name} is empty: a metric needs at least one in- and one out-of-distribution score.")
-    missing = int(np.isnan(values).sum())
-    if missing:
-        raise UserError(
-            f"{missing} of the {len(values)} {name} are NaN, which have no order: find the inputs that make them, or "
-            "leave those out."
-        )
     return values
 
 
