@@ -17,6 +17,7 @@ from vje.ood.detector import ImageDetector
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SCORES = (
     *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
+    *("variance_trace", "neg_kl", "neg_anisotropy"),
     *("kl", "variance", "anisotropy", "cosine_mean_z"),
 )
 COLUMNS = ["file", *SCORES, "p_value", "outlier", "error"]
@@ -52,14 +53,16 @@ def test_folder_of_everything(vje, run: Path, photos: Path, tmp_path: Path) -> N
     out = tmp_path / "scores.csv"
     answer = vje("score", run, photos, "--out", out, "--batch", 4)
     assert answer.status == 0 and answer.out == ""
-    assert "13 images scored" in answer.err and "3 files unreadable" in answer.err
-    assert "has no calibration" in answer.err and "not named like images: 1" in answer.err
+    assert "13 images scored" in answer.err and "4 files unreadable" in answer.err
+    assert "has no calibration" in answer.err
     rows = read(out)
     assert list(rows[0]) == COLUMNS
     names = [str(Path(row["file"]).relative_to(photos)) for row in rows]
-    assert names == sorted(names) and len(names) == 16 and "notes.txt" not in names
+    assert names == sorted(names) and len(names) == 17
     by_name = dict(zip(names, rows, strict=True))
-    for name, reason in (("text.png", "not an image"), ("zero.png", "empty"), ("corrupt.jpg", "")):
+    for name, reason in (
+        ("text.png", "not an image"), ("notes.txt", "not an image"), ("zero.png", "empty"), ("corrupt.jpg", ""),
+    ):  # fmt: skip
         bad = by_name.pop(name)
         assert bad["error"] and reason in bad["error"]
         assert not any(bad[column] for column in COLUMNS[1:-1])
@@ -95,7 +98,7 @@ def test_arrays_and_splits(vje, run: Path, tmp_path: Path, make_pixels) -> None:
 
 def test_standard_output_holds_the_table_alone(vje, run: Path, photos: Path) -> None:
     answer = vje("score", run, photos, "--out", "-")
-    assert len(table(answer.out)) == 16 and answer.out.startswith("file,nll,")
+    assert len(table(answer.out)) == 17 and answer.out.startswith("file,nll,")
 
 
 def test_features(vje, run: Path, photos: Path) -> None:
@@ -147,7 +150,6 @@ def test_mistakes_are_found_first(vje, run: Path, photos: Path, tmp_path: Path) 
         ((run, photos, "--sheet", "x.doc"), "must end in .png"),
         ((run, photos, "--alpha", "5"), "between 0 and 1"),
         ((run, photos, "--batch", "0"), "--batch must be at least 1"),
-        ((run, photos / "trip" / "empty"), "no images under"),
         ((run, photos / "gone"), "does not exist"),
         ((run, photos, tmp_path / "set.npz"), "scored alone"),
         ((run,), "no images were named"),
@@ -157,7 +159,34 @@ def test_mistakes_are_found_first(vje, run: Path, photos: Path, tmp_path: Path) 
         assert answer.status == 2 and message in answer.err and answer.out == "", arguments
     assert out.read_text() == "something else\n"
     assert vje("score", run, photos, "--out", out, "--force").status == 0
-    assert len(read(out)) == 16
+    assert len(read(out)) == 17
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_an_empty_folder_has_no_rows(vje, run: Path, photos: Path, ending: str) -> None:
+    out = photos / "trip" / "empty" / f"scores.{ending}"  # which is not scored itself
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    for more in ([], ["--force"]):
+        answer = vje("score", run, out.parent, "--out", out, "--sheet", photos / "sheet.png", *more)
+        assert answer.status == 0 and "0 images scored" in answer.err
+        assert not (photos / "sheet.png").exists()
+    if ending == "csv":
+        assert out.read_text() == ",".join(COLUMNS) + "\n"
+        assert vje("score", run, out.parent, "--out", out, "--append").status == 0
+        assert read(out) == []
+    assert vje("score", run, photos / "trip" / "empty" / "no").status == 2
+
+
+def test_other_names_are_tried_and_hidden_files_are_not(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (photos / "06.png").rename(folder / "picture without an ending")
+    (folder / ".DS_Store").write_text("hidden")
+    (folder / "gone.png").symlink_to(folder / "nowhere.png")
+    rows = {Path(row["file"]).name: row for row in table(vje("score", run, folder).out)}
+    assert rows.keys() == {"picture without an ending", "gone.png"}
+    assert rows["picture without an ending"]["nll"] and rows["gone.png"]["error"]
 
 
 def test_help_states_the_guarantee(vje) -> None:
@@ -240,7 +269,7 @@ def test_new_files_are_added(vje, run: Path, photos: Path, tmp_path: Path, make_
     Image.fromarray(make_pixels(1, 9)[0]).save(photos / "00-new.png")
     vje("score", run, photos, "--out", out, "--append")
     assert out.read_bytes().startswith(first)
-    assert [Path(row["file"]).name for row in read(out)[16:]] == ["00-new.png"]
+    assert [Path(row["file"]).name for row in read(out)[17:]] == ["00-new.png"]
 
 
 def test_rows_that_mean_something_else_are_not_mixed(vje, run: Path, photos: Path, tmp_path: Path) -> None:

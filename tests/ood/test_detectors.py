@@ -307,13 +307,13 @@ def test_saved_and_loaded_it_gives_the_same_scores(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
-def test_scores_are_float32_one_a_row_for_any_precision_and_any_number_of_rows(kind):
+def test_scores_are_one_a_row_for_any_precision_and_any_number_of_rows(kind):
     detector, x = fitted(kind), features(10, seed=1).bfloat16()
     expected = detector.score(x.double())
-    assert expected.dtype == torch.float32
+    assert expected.dtype == torch.float64
     assert expected.shape == (10,)
-    for dtype in (torch.bfloat16, torch.float32):
-        torch.testing.assert_close(detector.score(x.to(dtype)), expected, rtol=1e-5, atol=1e-6)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        torch.testing.assert_close(detector.score(x.to(dtype)), expected.float(), rtol=1e-5, atol=1e-6)
     assert detector.score(x[:0]).shape == (0,)
     assert not detector.score(x.float().requires_grad_()).requires_grad
 
@@ -343,7 +343,147 @@ def test_fitting_again_forgets_the_first_time():
         assert torch.equal(again, kind().fit(*second).score(second[0]))
 
 
+# What features and labels may be given as
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_tensors_arrays_and_lists_give_the_same(kind):
+    (x, y), queries = labelled(60), features(12, seed=1)
+    expected = kind().fit(x, y).score(queries)
+    forms = [torch.Tensor.numpy, torch.Tensor.tolist, list, lambda t: list(t.numpy()), lambda t: tuple(t.tolist())]
+    for form in forms:
+        found = kind().fit(form(x), form(y)).score(form(queries))
+        assert isinstance(found, torch.Tensor)
+        assert torch.equal(found, expected)
+        assert torch.equal(kind().fit(x, y).score(form(queries)), expected)
+    precise = kind().fit(x.double(), y).score(queries.double())
+    assert precise.dtype == torch.float64
+    assert torch.equal(kind().fit(x.double().numpy(), y.numpy()).score(queries.double().numpy()), precise)
+
+
+def test_unusual_arrays_are_taken():
+    (x, y), queries = labelled(60), features(12, seed=1)
+    expected = Mahalanobis(class_conditional=True).fit(x, y).score(queries)
+    array = x.numpy().copy()
+    array.flags.writeable = False
+    for bank in (array, array[::-1][::-1], np.asfortranarray(array), array.astype(">f4")):
+        for labels in (y.int().numpy(), y.double().numpy(), y.numpy().astype(np.uint16), y.float()):
+            assert torch.equal(Mahalanobis(class_conditional=True).fit(bank, labels).score(queries), expected)
+    assert torch.equal(KNN(3).fit(array[::-1]).score(queries), KNN(3).fit(x.flip(0)).score(queries))
+    counts = np.arange(12).reshape(4, 3)
+    whole = FeatureNorm().fit(counts).score(counts)
+    assert whole.dtype == torch.float32
+    close(whole, -np.linalg.norm(counts, axis=1))
+
+
+def reference(kind, bank, y, queries, classifier):
+    """The scores by numpy, scipy and scikit-learn, in float64."""
+    if kind is KNN:
+        unit_bank, unit_queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (bank, queries))
+        return NearestNeighbors(n_neighbors=7, algorithm="kd_tree").fit(unit_bank).kneighbors(unit_queries)[0][:, -1]
+    if kind is Mahalanobis:
+        means = np.stack([bank[y == c].mean(0) for c in np.unique(y)])
+        within = bank - means[np.searchsorted(np.unique(y), y)]
+        precision = np.linalg.inv(within.T @ within / len(bank))
+        difference = queries[:, None] - means
+        return np.einsum("ncd,de,nce->nc", difference, precision, difference).min(1)
+    if kind is FeatureNorm:
+        return -np.linalg.norm(queries, axis=1)
+    weight, bias = classifier.weight.numpy(), classifier.bias.numpy()
+    clipped = np.minimum(queries, np.percentile(bank, 90)) if kind is ReAct else queries
+    logits = clipped @ weight.T + bias
+    if kind is MSP:
+        return 1 - softmax(logits, axis=1).max(1)
+    virtual = np.zeros(len(queries))
+    if kind is ViM:
+        origin = -np.linalg.pinv(weight) @ bias
+        residual = np.linalg.svd(bank - origin)[2][DIM // 2 :].T
+        alpha = (bank @ weight.T + bias).max(1).sum() / np.linalg.norm((bank - origin) @ residual, axis=1).sum()
+        virtual = alpha * np.linalg.norm((queries - origin) @ residual, axis=1)
+    return virtual - logsumexp(logits, axis=1)
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_float64_features_have_the_digits_of_float64(kind):
+    generator = np.random.default_rng(5)
+    y = labelled(90)[1].numpy()
+    bank, queries = generator.normal(size=(90, DIM)) + y[:, None] / 9, generator.normal(size=(40, DIM))
+    classifier = random_classifier()
+    given = {KNN: {"k": 7}, Mahalanobis: {"class_conditional": True, "ridge": 0.0}, FeatureNorm: {}}
+    detector = kind(**given.get(kind, {"classifier": classifier})).fit(bank, y)
+    found = detector.score(queries)
+    assert found.dtype == torch.float64
+    expected = reference(kind, bank, y, queries, classifier)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-9)
+    again = kind.from_state(detector.state()).score(queries)
+    assert torch.equal(again, found)
+    close(detector.score(queries.astype(np.float32)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_one_gaussian_in_float64_equals_scikit_learn():
+    bank, queries = features(200).double().numpy(), features(30, seed=1).double().numpy()
+    expected = EmpiricalCovariance().fit(bank).mahalanobis(queries)
+    np.testing.assert_allclose(Mahalanobis(ridge=0.0).fit(bank).score(queries).numpy(), expected, rtol=1e-9)
+
+
+def test_the_ridge_shrinks_each_principal_direction_as_documented():
+    x = np.array([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])  # variances 4.5 and 0.5, of mean 2.5
+    queries = np.array([[1.0, 0.0], [0.0, 1.0]])
+    found = Mahalanobis(ridge=0.2).fit(x).score(queries)
+    np.testing.assert_allclose(found.numpy(), [1 / (4.5 + 0.5), 1 / (0.5 + 0.5)], rtol=1e-12)
+
+
+def test_float64_queries_of_a_float32_bank_keep_their_digits():
+    detector = KNN(1).fit(torch.tensor([[1.0, 0.0]]))
+    found = detector.score(np.array([[1.0, 1e-12]]))
+    assert found.item() == pytest.approx(1e-12, rel=1e-9)
+
+
+def test_the_linear_classifier_takes_arrays_and_lists():
+    x, y = labelled(30)
+    expected = fit_linear(x, y).weight
+    for form in (torch.Tensor.numpy, torch.Tensor.tolist):
+        assert torch.equal(fit_linear(form(x), form(y)).weight, expected)
+
+
 # Mistakes
+
+
+@pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())
+def test_wrong_shapes_and_types_are_refused_for_arrays_and_lists(kind):
+    x, y = labelled(20)
+    name, detector = kind.__name__, fitted(kind)
+    for wrong, got in ((x[0], r"\[6\]"), (x[None], r"\[1, 20, 6\]"), (x[:0], r"\[0, 6\]"), (x[:, :0], r"\[20, 0\]")):
+        for form in (torch.Tensor.numpy, torch.Tensor.clone):
+            with pytest.raises(
+                UserError, match=rf"{name} needs features of shape \[N, D\], one row an image, got {got}"
+            ):
+                kind().fit(form(wrong), y)
+    with pytest.raises(UserError, match=r"20 rows, but labels of shape \[19\]"):
+        kind().fit(x.numpy(), y.tolist()[:19])
+    with pytest.raises(UserError, match=r"20 rows, but labels of shape \[20, 1\]"):
+        kind().fit(x.numpy(), y.numpy()[:, None])
+    for labels in ([0.5] * 20, [math.nan] * 20, [math.inf] * 20):
+        with pytest.raises(UserError, match=f"{name} needs labels that are whole numbers"):
+            kind().fit(x, labels)
+    for labels in (["cat"] * 20, np.array(["cat"] * 20)):
+        with pytest.raises(UserError, match=f"{name} cannot use these labels"):
+            kind().fit(x, labels)
+    for wrong in ([[1.0, 2.0], [3.0]], [["a"]], None, "features", [x[0], x[0, :3]], np.array([[object()]])):
+        with pytest.raises(UserError, match=f"{name} cannot use these features"):
+            kind().fit(wrong, y)
+        with pytest.raises(UserError, match=f"{name} cannot use these features"):
+            detector.score(wrong)
+    with pytest.raises(UserError, match=r"real numbers, got torch\.complex64"):
+        kind().fit(x.to(torch.complex64), y)
+    for wrong, got in (
+        ([], r"\[0\]"),
+        ([1.0] * 6, r"\[6\]"),
+        (np.zeros((3, 4)), r"\[3, 4\]"),
+        (x[None], r"\[1, 20, 6\]"),
+    ):
+        with pytest.raises(UserError, match=rf"{name} was fitted on features of 6 dimensions, .* {got}"):
+            detector.score(wrong)
 
 
 @pytest.mark.parametrize("kind", DETECTORS.values(), ids=DETECTORS.keys())

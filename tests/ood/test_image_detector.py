@@ -1,3 +1,4 @@
+import csv
 import math
 from pathlib import Path
 
@@ -7,13 +8,15 @@ import torch
 from PIL import Image
 
 import vje.ood
+from vje.cli.score import Options
+from vje.cli.score_job import ScoringJob
 from vje.data.folders import scan_folder
 from vje.data.sources import ArraySource
 from vje.errors import UserError
 from vje.methods.vje import VJE
 from vje.ood import detector as module
 from vje.ood.conformal import Calibration
-from vje.ood.detector import COLUMNS, ImageDetector, calibration_file
+from vje.ood.detector import COLUMNS, ODDNESS, SCORES, ImageDetector, calibration_file
 from vje.preprocessing import Preprocessing
 
 
@@ -35,7 +38,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.allclose(a[k].double(), b[k].double(), rtol=1e-4) for k in a)
+    return a.keys() == b.keys() and all(
+        torch.allclose(a[k].double(), b[k].double(), rtol=1e-4, equal_nan=True) for k in a
+    )
 
 
 def test_public_name() -> None:
@@ -49,8 +54,104 @@ def test_scores_are_the_models(run: Path) -> None:
     detector = vje.ood.Detector.from_run(run, device="cpu")
     images = torch.from_numpy(pixels(5))
     found = detector.score(images)
-    assert tuple(found) == COLUMNS
-    assert close(found, detector.model.score(images))
+    assert tuple(found) == (*COLUMNS, "p_value", "outlier")
+    z = detector.model.embed(images)
+    expected = detector.model.ood_scores(z) | detector.model.score(images)
+    assert close({name: found[name] for name in COLUMNS}, expected)
+    posterior = detector.model.inference(z)
+    assert torch.allclose(found["variance_trace"], posterior.variance.sum(1).cpu(), rtol=1e-4)
+    assert torch.equal(found["neg_kl"], -found["kl"])
+    assert torch.equal(found["neg_anisotropy"], -found["anisotropy"])
+
+
+def test_what_is_calibratable_and_in_which_direction() -> None:
+    assert set(SCORES) == set(COLUMNS) - {"cosine_mean_z"}
+    assert {name for name, sign in SCORES.items() if sign < 0} == {"kl", "anisotropy"}
+    assert set(ODDNESS) == make_model().ood_scores(torch.randn(2, 256)).keys()
+
+
+def test_without_a_calibration_nothing_is_an_outlier(run: Path) -> None:
+    detector = ImageDetector.from_run(run, "cpu")
+    batch = next(iter(detector.stream(ArraySource(pixels(5).transpose(0, 2, 3, 1)))))
+    for found in (detector.score(pixels(5)), batch.scores):
+        assert found["p_value"].dtype == torch.float64 and found["p_value"].isnan().tolist() == [True] * 5
+        assert found["outlier"].dtype == torch.bool and found["outlier"].tolist() == [False] * 5
+    detector.calibrate(pixels(9, seed=1))
+    found = detector.score(pixels(5))
+    assert tuple(found) == (*COLUMNS, "p_value", "outlier") and not found["p_value"].isnan().any()
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_command_line_leaves_empty_what_is_unknown(run: Path, tmp_path: Path, calibrated: bool) -> None:
+    """Not NaN and False: cells of a CSV file that are empty, nulls of a Parquet file."""
+    options = Options(run, ("images",), tmp_path / "scores.csv")
+    source, detector = ArraySource(pixels(3).transpose(0, 2, 3, 1)), ImageDetector.from_run(run, "cpu")
+    if calibrated:
+        detector.calibrate(pixels(9, seed=1))
+    job = ScoringJob(options, source, detector)
+    job.score()
+    rows = list(csv.DictReader(options.out.open(newline="")))
+    assert len(rows) == 3 and all(math.isfinite(float(row[name])) for row in rows for name in COLUMNS)
+    assert [bool(row["p_value"]) for row in rows] == [bool(row["outlier"]) for row in rows] == [calibrated] * 3
+    values = [dict(zip(options.columns, row, strict=True)) for rows in job._scored(range(3)) for _, row in rows]
+    assert [(row["p_value"] is None, row["outlier"] is None) for row in values] == [(not calibrated,) * 2] * 3
+
+
+def test_either_order_of_channels_and_single_images(run: Path) -> None:
+    detector = ImageDetector.from_run(run, "cpu")
+    first = pixels(6)
+    last = np.ascontiguousarray(first.transpose(0, 2, 3, 1))
+    expected = detector.score(first)
+    for batch in (last, torch.from_numpy(last), first.transpose(0, 2, 3, 1)):
+        assert close(detector.score(batch), expected)
+    tensors, arrays = list(torch.from_numpy(first)), list(last)
+    mixed = [tensors[0], arrays[1], Image.fromarray(arrays[2]), *first[3:5], torch.from_numpy(arrays[5])]
+    for items in (tensors, arrays, list(first), tuple(tensors), mixed):
+        assert close(detector.score(items), expected)
+    one = {name: x[1:2] for name, x in expected.items()}
+    for image in (first[1], last[1], tensors[1], torch.from_numpy(last[1]), [last[1]], Image.fromarray(last[1])):
+        assert close(detector.score(image), one)
+
+
+def test_grey_and_transparent_arrays_and_several_sizes(run: Path) -> None:
+    detector = ImageDetector.from_run(run, "cpu")
+    grey, clear = pixels(2)[:, :1], np.concatenate([pixels(2), pixels(2, seed=1)[:, :1]], 1)
+    for batch in (grey, clear):
+        expected = detector.score(batch)
+        for same in (batch.transpose(0, 2, 3, 1), list(batch), list(batch.transpose(0, 2, 3, 1))):
+            assert close(detector.score(same), expected)
+    assert close(detector.score(clear), detector.score([Image.fromarray(x.transpose(1, 2, 0)) for x in clear]))
+    sizes = [pixels(1, side=side)[0] for side in (8, 11, 20)]
+    expected = [float(detector.score(x)["nll"]) for x in sizes]
+    assert detector.score(sizes)["nll"].tolist() == pytest.approx(expected, rel=1e-4)
+    long = pixels(1, side=24)[0][:, :5]  # which Pillow resizes, alone or in a batch
+    assert close(detector.score([long]), detector.score(long))
+
+
+def test_channels_first_wins(run: Path) -> None:
+    detector = ImageDetector.from_run(run, "cpu")
+    either = pixels(2, side=3)  # [2, 3, 3, 3]
+    expected = detector.score([Image.fromarray(x.transpose(1, 2, 0)) for x in either])
+    assert close(detector.score(either), expected)
+    assert close(detector.score(list(either)), expected)
+
+
+def test_calibration_takes_what_score_takes(run: Path) -> None:
+    detector = ImageDetector.from_run(run, "cpu")
+    first = pixels(10)
+    last = np.ascontiguousarray(first.transpose(0, 2, 3, 1))
+    expected = detector.calibrate(first)
+    assert detector.calibrate(last).fingerprint == expected.fingerprint
+    for images in (last, torch.from_numpy(last), list(first), list(torch.from_numpy(last)), [*first[:5], *last[5:]]):
+        assert np.allclose(detector.calibrate(images).scores, expected.scores, rtol=1e-4)
+    for one in (first[0], last[0], Image.fromarray(last[0])):
+        assert detector.calibrate(one).scores.tolist() == pytest.approx([float(detector.score(one)["nll"])], rel=1e-4)
+    for wrong in (first / 255, [first[0] / 255], first[:, 0], [first], [1, 2]):
+        with pytest.raises(UserError, match=r"images (must be|are) uint8"):
+            detector.calibrate(wrong)
+    for nothing in ([], first[:0]):
+        with pytest.raises(UserError, match="no images"):
+            detector.calibrate(nothing)
 
 
 def test_every_kind_of_input_gives_the_same(run: Path, tmp_path: Path) -> None:
@@ -110,7 +211,7 @@ def test_contributions_sum_to_the_directional_part(run: Path) -> None:
     assert torch.allclose(found["contributions"].sum(1), found["nll_directional"], rtol=1e-4)
 
 
-@pytest.mark.parametrize(("score", "sign"), [("nll", 1), ("variance", 1), ("kl", -1)])
+@pytest.mark.parametrize(("score", "sign"), [("nll", 1), ("variance", 1), ("neg_kl", 1), ("kl", -1)])
 def test_p_values_equal_brute_force(run: Path, score: str, sign: int) -> None:
     detector = ImageDetector.from_run(run, "cpu")
     calibration, new = pixels(40, seed=1), np.concatenate([pixels(20), pixels(40, seed=1)[:5]])
@@ -178,10 +279,31 @@ def test_a_score_that_is_not_a_number_is_an_outlier() -> None:
 
 def test_mistakes_are_explained(run: Path, tmp_path: Path) -> None:
     detector = ImageDetector.from_run(run, "cpu")
-    for wrong in (np.zeros((2, 8, 8, 3), np.uint8), torch.zeros(2, 3, 8, 8), np.zeros((3, 8, 8), np.uint8)):
-        with pytest.raises(UserError, match=r"must be uint8 \[B, C, H, W\], got"):
+    remedy = r"got {} of shape \[{}\]: multiply floats in \[0, 1\] by 255, round them and convert them to uint8"
+    floats = torch.rand(2, 3, 8, 8)
+    for wrong, kind, shape in (
+        (floats, "float32", "2, 3, 8, 8"),
+        (floats.bfloat16(), "bfloat16", "2, 3, 8, 8"),
+        (floats.double().numpy(), "float64", "2, 3, 8, 8"),
+        (list(floats), "float32", "3, 8, 8"),
+        (floats[0].numpy(), "float32", "3, 8, 8"),
+        (pixels(2).astype(np.int64), "int64", "2, 3, 8, 8"),
+    ):
+        with pytest.raises(UserError, match=remedy.format(kind, shape)) as error:
             detector.score(wrong)
-    for nothing in ([], np.zeros((0, 3, 8, 8), np.uint8)):
+        assert len(str(error.value)) < 200
+    for wrong in (pixels(2)[:, 0], pixels(2)[0, 0], pixels(2)[:, :2, 0], np.array(1, np.uint8)):
+        with pytest.raises(
+            UserError, match=r"must be uint8 \[B, C, H, W\] or \[B, H, W, C\], or one image .* got shape"
+        ):
+            detector.score(wrong)
+    for wrong in ([pixels(2)], [pixels(2)[0, 0]], list(pixels(2)[:, 0])):
+        with pytest.raises(UserError, match=r"must be uint8 \[C, H, W\] or \[H, W, C\] .* got shape"):
+            detector.score(wrong)
+    for wrong, kind in (([1, 2], "int"), (None, "NoneType"), (pixels(2).tolist(), "list"), ([b"a.png"], "bytes")):
+        with pytest.raises(UserError, match=f"or a list of these; got one of type {kind}"):
+            detector.score(wrong)
+    for nothing in ([], (), np.zeros((0, 3, 8, 8), np.uint8), torch.zeros(0, 8, 8, 3, dtype=torch.uint8)):
         with pytest.raises(UserError, match="no images to score"):
             detector.score(nothing)
     with pytest.raises(UserError, match="no such file"):

@@ -37,7 +37,17 @@ class Options:
     data_dir: Path | None = None
     """Where named data sets are; the default is where they were in training."""
     score: Literal[
-        "nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo", "variance", "kl", "anisotropy"
+        "nll",
+        "nll_directional",
+        "nll_radial",
+        "nll_centered",
+        "neg_elbo",
+        "variance_trace",
+        "neg_kl",
+        "neg_anisotropy",
+        "variance",
+        "kl",
+        "anisotropy",
     ] = "nll"
     """Which score decides what is an outlier; of kl and anisotropy, low values are unusual. With several views,
     neg_elbo asks how well each accounts for the others."""

@@ -88,14 +88,21 @@ def _check_model(run: Path) -> None:
         raise UserError(f"{run} is neither a run folder nor a .safetensors file.")
 
 
-def open_images(images: tuple[str, ...], split: str | None, data_dir: Path) -> "ImageSource":
-    """Images a person named: files and folders, an ``.npz`` file, or a data set."""
+def open_images(images: tuple[str, ...], split: str | None, data_dir: Path, every: bool = False) -> "ImageSource":
+    """Images a person named: files and folders, an ``.npz`` file, or a data set.
+
+    Args:
+        images: their words.
+        split: which part of a data set.
+        data_dir: where named data sets are.
+        every: every file of a folder counts, whatever it is called.
+    """
     from vje.data.folders import scan_paths
     from vje.data.registry import open_data
 
     only = images[0] if len(images) == 1 else None
     if only is None or (Path(only).exists() and not only.endswith(".npz") and split is None):
-        return scan_paths(images)
+        return scan_paths(images, every)
     raw = open_data(only, data_dir)
     splits = {"test": raw.test, "val": raw.val, "train": raw.train}
     parts = {name: part for name, part in splits.items() if part is not None}

@@ -9,13 +9,14 @@ import tyro
 
 from vje.cli.embed import open_images
 from vje.cli.rows import check_header
-from vje.data.folders import holds_images
-from vje.data.sources import FolderSource
+from vje.data.folders import holds_files
+from vje.data.sources import FolderSource, ImageSource
 from vje.errors import UserError
 from vje.runs import RunFolder
 
 SCORES = (
     *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
+    *("variance_trace", "neg_kl", "neg_anisotropy"),
     *("kl", "variance", "anisotropy", "cosine_mean_z"),
 )
 SHEETS = (".png", ".jpg", ".pdf", ".svg")
@@ -25,9 +26,9 @@ SHEETS = (".png", ".jpg", ".pdf", ".svg")
 class Options:
     """Score images, however many: one row a file, in order, written as it goes.
 
-    The columns are file, nll (larger means less typical), nll_directional, nll_radial, nll_centered, neg_elbo, kl,
-    variance, anisotropy, cosine_mean_z, p_value, outlier and error. A file that cannot be read has only the reason, in
-    error.
+    The columns are file; nll, nll_directional, nll_radial, nll_centered, neg_elbo, variance_trace, neg_kl and
+    neg_anisotropy, of which larger means less typical; kl, variance, anisotropy and cosine_mean_z as they are; p_value,
+    outlier and error. A file that cannot be read has only the reason, in error.
 
     p_value and outlier need `vje calibrate RUN`. An image is an outlier if its p-value is at most --alpha. By split
     conformal prediction that happens to an image exchangeable with the calibration images (drawn like them, and not
@@ -81,13 +82,18 @@ def run(arguments: list[str]) -> int:
     """Score, write and sum up."""
     options = tyro.cli(Options, args=arguments, prog="vje score")
     _check(options)
-    source = open_images(_worth_opening(options.images), options.split, options.data_dir)
-    if isinstance(source, FolderSource) and source.ignored:
-        say(f"files passed over, since they are not named like images: {len(source.ignored):,}")
+    paths = _worth_opening(options.images)
+    source = _without_own(options, open_images(paths, options.split, options.data_dir, every=True)) if paths else None
 
     from vje.build import resolve_device, set_determinism
-    from vje.cli.score_job import ScoringJob
+    from vje.cli.score_job import ScoringJob, open_table
     from vje.ood.detector import ImageDetector
+
+    if not source:
+        if not (options.append and options.out.exists()):
+            open_table(options).close()
+        say("0 images scored.")
+        return 0
 
     set_determinism(deterministic=False)
     detector = ImageDetector.from_run(options.run, str(resolve_device(options.device)), views=options.views)
@@ -140,15 +146,24 @@ def _check(options: Options) -> None:
 
 
 def _worth_opening(images: tuple[str, ...]) -> tuple[str, ...]:
-    """The paths, without folders that hold no image, unless there is nothing else."""
+    """The paths, without folders that hold no file."""
+    if not images:
+        raise UserError("no images were named; give image files or folders.")
     if len(images) > 1 and any(name.endswith(".npz") for name in images):
         raise UserError("an .npz file is scored alone: give one at a time.")
-    empty = [name for name in images if Path(name).is_dir() and not holds_images(Path(name))]
-    if len(empty) == len(images):
-        return images
+    empty = [name for name in images if Path(name).is_dir() and not holds_files(Path(name))]
     for name in empty:
         say(f"there are no images under {name}.")
     return tuple(name for name in images if name not in empty)
+
+
+def _without_own(options: Options, source: ImageSource) -> ImageSource | None:
+    """The images, without what the command itself wrote, or will write, among them; None if nothing is left."""
+    if not isinstance(source, FolderSource):
+        return source
+    own = {file.resolve() for file in (options.file, options.sheet) if file is not None}
+    kept = [i for i, name in enumerate(source.files) if (source.root / name).absolute() not in own]
+    return source if len(kept) == len(source) else source.subset(kept) if kept else None
 
 
 def say(text: str) -> None:

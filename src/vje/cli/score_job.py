@@ -37,7 +37,7 @@ class ScoringJob:
     def score(self) -> None:
         """Score and write what is not written yet."""
         todo, keep = self._remaining()
-        table = self._table(keep)
+        table = open_table(self.options, keep)
         try:
             with counting(Console(stderr=True), "images") as report:
                 for rows in self._scored(todo) if todo else ():
@@ -122,9 +122,9 @@ class ScoringJob:
             # Begin where the interrupted batch began: a batch of others could change the last digits.
             places = [*range(first - first % options.batch, first), *todo]
             source = source.subset(places)
-        explain = options.explain > 0
+        explain, calibrated = options.explain > 0, self.detector.calibration is not None
         for batch in self.detector.stream(source, options.alpha, explain, options.batch, options.workers):
-            rows = ((places[index], values) for index, values in _values(batch, options))
+            rows = ((places[index], values) for index, values in _values(batch, options, calibrated))
             yield [(place, [self._name(place), *values]) for place, values in rows if place >= first]
 
     def _note(self, row: dict[str, Any], place: int) -> None:
@@ -143,21 +143,24 @@ class ScoringJob:
         split = f":{self.options.split}" if self.options.split else ""
         return f"{self.options.images[0]}{split}[{self.source.names[place]}]"
 
-    def _table(self, keep: int) -> Table:
-        file, columns = self.options.file, self.options.columns
-        if file is None or file.suffix == ".csv":
-            return CsvTable(file, columns, keep)
-        types = {"file": "string", "p_value": "float64", "outlier": "bool", "features": "string", "error": "string"}
-        return ParquetTable(file, {column: types.get(column, "float32") for column in columns})
+
+def open_table(options: Options, keep: int = 0) -> Table:
+    """The file to write, or standard output; ``keep`` bytes of a CSV file stay as they are."""
+    file, columns = options.file, options.columns
+    if file is None or file.suffix == ".csv":
+        return CsvTable(file, columns, keep)
+    types = {"file": "string", "p_value": "float64", "outlier": "bool", "features": "string", "error": "string"}
+    return ParquetTable(file, {column: types.get(column, "float32") for column in columns})
 
 
-def _values(batch: ScoredBatch, options: Options) -> list[tuple[int, Row]]:
+def _values(batch: ScoredBatch, options: Options, calibrated: bool) -> list[tuple[int, Row]]:
     """What follows the file's name in the rows of a batch, each with its place, in order."""
     blank = [None] * (len(options.columns) - 2)
     rows: list[tuple[int, Row]] = [(index, [*blank, reason]) for index, reason in batch.failures]
     unknown = [None] * len(batch.indices)
+    known = [name for name in batch.scores if calibrated or name not in ("p_value", "outlier")]
     columns: list[list[Any]] = [
-        batch.scores[name].tolist() if name in batch.scores else unknown for name in (*SCORES, "p_value", "outlier")
+        batch.scores[name].tolist() if name in known else unknown for name in (*SCORES, "p_value", "outlier")
     ]
     columns += [_features(batch.scores["contributions"], options.explain)] if "contributions" in batch.scores else []
     for index, *values in zip(batch.indices, *columns, strict=True):

@@ -10,18 +10,23 @@ from vje.data.sources import IMAGE_EXTENSIONS, FolderSource
 from vje.errors import UserError
 
 
-def scan_folder(root: str | os.PathLike[str]) -> FolderSource:
+def scan_folder(root: str | os.PathLike[str], every: bool = False) -> FolderSource:
     """All image files under ``root``, sorted by relative path.
 
     Files count by extension; hidden folders are not entered, and hidden and other files go to ``ignored``. If every
     image lies in one of two or more folders directly under ``root``, those folders are its classes.
+
+    Args:
+        root: the folder.
+        every: every file that is not hidden counts, whatever it is called.
     """
     root = Path(root)
     _require_folder(root)
     files: list[str] = []
     ignored: list[str] = []
     for name in walk(root):
-        (files if is_image_name(name) else ignored).append(name)
+        counts = not _hidden(name) if every else is_image_name(name)
+        (files if counts else ignored).append(name)
     files.sort()
     ignored.sort()
     if not files:
@@ -34,17 +39,22 @@ def scan_folder(root: str | os.PathLike[str]) -> FolderSource:
     return FolderSource(root, files, np.array([number[owner] for owner in owners]), classes, ignored)
 
 
-def scan_paths(paths: Sequence[str | os.PathLike[str]]) -> FolderSource:
-    """Image files named one by one (of any extension), folders of them, or both; without labels unless one folder."""
+def scan_paths(paths: Sequence[str | os.PathLike[str]], every: bool = False) -> FolderSource:
+    """Image files named one by one (of any extension), folders of them, or both; without labels unless one folder.
+
+    Args:
+        paths: of files and folders.
+        every: as for :func:`scan_folder`.
+    """
     if not paths:
         raise UserError("no images were named; give image files or folders")
     if len(paths) == 1 and Path(paths[0]).is_dir():
-        return scan_folder(paths[0])
+        return scan_folder(paths[0], every)
     found: dict[Path, None] = {}
     ignored: list[str] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = scan_folder(path)
+            inside = scan_folder(path, every)
             found |= {path.absolute() / name: None for name in inside.files}
             ignored += inside.ignored
         elif path.exists():
@@ -57,13 +67,17 @@ def scan_paths(paths: Sequence[str | os.PathLike[str]]) -> FolderSource:
 
 def is_image_name(name: str) -> bool:
     """Whether a file of this name counts as an image: not hidden, and with a known extension."""
-    base = name.rsplit("/", 1)[-1]
-    return not base.startswith(".") and base.lower().endswith(IMAGE_EXTENSIONS)
+    return not _hidden(name) and name.lower().endswith(IMAGE_EXTENSIONS)
 
 
 def holds_images(root: Path) -> bool:
     """Whether there is any image file under ``root``; stops at the first."""
     return any(is_image_name(name) for name in walk(root))
+
+
+def holds_files(root: Path) -> bool:
+    """Whether there is any file under ``root`` that is not hidden; stops at the first."""
+    return any(not _hidden(name) for name in walk(root))
 
 
 def no_images(root: Path, seen: int) -> UserError:
@@ -97,6 +111,10 @@ def walk(root: Path) -> Iterator[str]:
                 yield name
             elif not entry.name.startswith("."):
                 (links if entry.is_symlink() else folders).append(name)
+
+
+def _hidden(name: str) -> bool:
+    return name.rsplit("/", 1)[-1].startswith(".")
 
 
 def _require_folder(root: Path) -> None:

@@ -1,12 +1,13 @@
 """What detectors on features share: the contract, saving and loading, and work in chunks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -23,6 +24,9 @@ CHUNK = 2**25
 BLOCK = 2**19
 """Numbers of the features that are brought to float64 at a time: 4 MiB, and five times as fast on a CPU as 128 MiB."""
 
+Numbers = Tensor | NDArray[Any] | Sequence[Any]
+"""What features and labels may be given as: a tensor, an array, or a list of numbers or rows."""
+
 
 class Detector(ABC):
     """A score learnt from features of in-distribution images; see :mod:`vje.ood.detectors`.
@@ -31,7 +35,7 @@ class Detector(ABC):
         settings: the constructor's numbers, by name; None stands for a choice that is made when fitting.
         fitted: what fitting found, by name; empty before. ``width`` is D.
         tensors: the names in ``fitted``, apart from ``width``.
-        dtype: in which chunks are scored.
+        dtype: in which chunks are scored, apart from those of float64 features, which stay what they are.
 
     A new one says what it learns and how it scores a chunk:
 
@@ -53,23 +57,31 @@ class Detector(ABC):
         self.fitted: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def fit(self, features: Tensor, labels: Tensor | None = None) -> Self:
+    def fit(self, features: Numbers, labels: Numbers | None = None) -> Self:
         """Learn what is in-distribution.
 
         Args:
-            features: of training images, shape ``[N, D]``; their device becomes the detector's.
+            features: of training images, shape ``[N, D]``, a tensor, an array or a list of rows; a tensor's device
+                becomes the detector's.
             labels: class numbers ``[N]``, for the detectors that need them.
         """
-        check_features(features, labels, type(self).__name__)
-        found = self._fit(features, None if labels is None else labels.to(features.device))
+        name = type(self).__name__
+        features = as_features(features, name)
+        labels = None if labels is None else as_labels(labels, name).to(features.device)
+        check_features(features, labels, name)
+        found = self._fit(features, labels)
         self.fitted = {"width": torch.tensor(features.shape[1]), **found}
         return self
 
     @torch.no_grad()
-    def score(self, features: Tensor) -> Tensor:
-        """Scores of features ``[N, D]``: float32 ``[N]`` on their device, larger for more out-of-distribution."""
+    def score(self, features: Numbers) -> Tensor:
+        """Scores of features ``[N, D]``, a tensor, an array or a list of rows: larger for more out-of-distribution.
+
+        They are a tensor ``[N]`` on the features' device: float64 for float64 features, float32 for all others. A list
+        of Python's numbers counts as float32, as everywhere in torch.
+        """
         self._require_fitted()
-        width = int(self.fitted["width"])
+        features, width = as_features(features, type(self).__name__), int(self.fitted["width"])
         if features.dim() != 2 or features.shape[1] != width:
             raise UserError(
                 f"this {type(self).__name__} was fitted on features of {width} dimensions, and was given features of "
@@ -77,9 +89,11 @@ class Detector(ABC):
             )
         device = next((self.fitted[name].device for name in self.tensors), features.device)
         largest = max(size for x in self.fitted.values() for size in (1, *x.shape))
-        scores = torch.empty(len(features), device=features.device)
+        precision = torch.float64 if features.dtype == torch.float64 else torch.float32
+        scores = torch.empty(len(features), dtype=precision, device=features.device)
         for rows in blocks(features, largest):
-            scores[rows] = self._score(features[rows].to(device, self.dtype)).to(scores)
+            x = features[rows].to(device, torch.promote_types(precision, self.dtype))
+            scores[rows] = self._score(x).to(scores)
         return scores
 
     @abstractmethod
@@ -88,7 +102,7 @@ class Detector(ABC):
 
     @abstractmethod
     def _score(self, x: Tensor) -> Tensor:
-        """Scores ``[rows]`` of one chunk ``[rows, D]``, which has the class's dtype."""
+        """Scores ``[rows]`` of one chunk ``[rows, D]``, which has the class's dtype, or float64."""
 
     def _require_fitted(self) -> None:
         if not self.fitted:
@@ -146,6 +160,51 @@ def blocks(features: Tensor, width: int = 1) -> Iterator[slice]:
     """
     rows = max(1, min(CHUNK // width, BLOCK // max(1, features.shape[1])))
     return (slice(start, start + rows) for start in range(0, len(features), rows))
+
+
+def as_features(values: Numbers, user: str) -> Tensor:
+    """Features as a tensor, in the precision that they have; whole numbers become float32.
+
+    >>> as_features([[1, 2]], "KNN"), as_features(np.zeros((1, 2)), "KNN").dtype
+    (tensor([[1., 2.]]), torch.float64)
+    """
+    features = _as_tensor(values, "features", user)
+    if features.is_complex():
+        raise UserError(f"{user} needs features that are real numbers, got {features.dtype}.")
+    return features if features.is_floating_point() else features.float()
+
+
+def as_labels(values: Numbers, user: str) -> Tensor:
+    """Class numbers as an int64 tensor.
+
+    >>> as_labels([0, 2.5], "MSP")
+    Traceback (most recent call last):
+    vje.errors.UserError: MSP needs labels that are whole numbers, one a class: 0, 1, 2, ...
+    """
+    labels = _as_tensor(values, "labels", user)
+    if labels.is_complex() or (labels.is_floating_point() and not bool((labels % 1 == 0).all())):
+        raise UserError(f"{user} needs labels that are whole numbers, one a class: 0, 1, 2, ...")
+    return labels.long()
+
+
+def _as_tensor(values: Numbers, what: str, user: str) -> Tensor:
+    """A tensor, sharing the memory of an array where it can."""
+    try:
+        if isinstance(values, list | tuple):
+            if any(isinstance(row, Tensor) for row in values):
+                return torch.stack([torch.as_tensor(row) for row in values])
+            if not any(isinstance(row, np.ndarray) for row in values):
+                return torch.as_tensor(values)
+        if not isinstance(values, Tensor):
+            array = np.asarray(values)
+            values = torch.as_tensor(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+        return values
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = (str(error).splitlines() or [""])[0][:200].rstrip(".")
+        raise UserError(
+            f"{user} cannot use these {what}: give numbers in a tensor, an array or a list of rows of one length "
+            f"({reason})."
+        ) from None
 
 
 def check_features(features: Tensor, labels: Tensor | None, user: str) -> None:

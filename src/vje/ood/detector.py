@@ -1,7 +1,7 @@
 """Scoring images in production: how unusual each is, and whether it is an outlier at a chosen false-alarm rate."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
@@ -24,22 +24,24 @@ from vje.methods.vje import VJE
 from vje.models import load_vje
 from vje.ood.conformal import CALIBRATE_AGAIN, Calibration, check_alpha, outliers, p_values, sorted_scores
 
-COLUMNS = (
+ODDNESS = (
     *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
-    *("kl", "variance", "anisotropy", "cosine_mean_z"),
+    *("variance_trace", "neg_kl", "neg_anisotropy"),
 )
-"""What :meth:`ImageDetector.score` gives for each image, calibrated or not."""
+"""The scores of :meth:`vje.VJE.ood_scores`: larger means more out-of-distribution."""
 
-SCORES = {
-    **dict.fromkeys(("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo", "variance"), 1),
-    **dict.fromkeys(("kl", "anisotropy"), -1),
-}
+COLUMNS = (*ODDNESS, "kl", "variance", "anisotropy", "cosine_mean_z")
+"""What :meth:`ImageDetector.score` gives for each image, beside ``p_value`` and ``outlier``."""
+
+SCORES = {**dict.fromkeys((*ODDNESS, "variance"), 1), **dict.fromkeys(("kl", "anisotropy"), -1)}
 """The columns that can be calibrated, and the sign that makes larger mean more out-of-distribution."""
 
 BATCH = 256
+CHANNELS = (1, 3, 4)
 
 Path_ = str | os.PathLike[str]
-Images = Tensor | NDArray[np.uint8] | Sequence[Image.Image | Path_]
+Pixels = Tensor | NDArray[np.uint8]
+Images = Pixels | Image.Image | Path_ | Sequence[Pixels | Image.Image | Path_]
 
 
 class ScoredBatch(NamedTuple):
@@ -107,15 +109,20 @@ class ImageDetector:
         """How unusual each image is.
 
         Args:
-            images: uint8 ``[B, C, H, W]`` tensor or array, or a list of Pillow images and paths of image files.
+            images: uint8 (0..255) tensor or array, ``[B, C, H, W]`` or ``[B, H, W, C]`` with 1, 3 or 4 channels; or a
+                list of single images, which may have different sizes: tensors and arrays ``[C, H, W]`` or
+                ``[H, W, C]``, Pillow images and paths of image files. One image alone is a batch of one. A shape that
+                could be either has its channels first.
             alpha: false-alarm rate, for ``outlier``.
             explain: add ``contributions``, ``[B, D]``: what each feature adds to ``nll_directional``.
                 ``contributions.topk(10)`` are the ten features that speak most against the image.
 
         Returns:
-            For each image, ``[B]``, on the CPU: the columns of :meth:`vje.VJE.score`; if calibrated, also ``p_value``
-            (float64) and ``outlier``, ``p_value <= alpha``. An image exchangeable with the calibration images is called
-            an outlier with probability ``alpha`` at most (:func:`vje.ood.conformal.p_values`).
+            For each image, ``[B]``, on the CPU: the columns of :meth:`vje.VJE.ood_scores`, of which larger means more
+            out-of-distribution, and of :meth:`vje.VJE.score`, ``p_value`` (float64) and ``outlier``,
+            ``p_value <= alpha``. An image exchangeable with the calibration images is called an outlier with
+            probability ``alpha`` at most (:func:`vje.ood.conformal.p_values`). Without a calibration, ``p_value`` is
+            NaN and ``outlier`` False for every image.
 
         Raises:
             UserError: there are no images, or one cannot be read.
@@ -166,8 +173,8 @@ class ImageDetector:
             raise UserError(f"there is no score {score!r} to calibrate; scores: {', '.join(SCORES)}.")
         source = _as_source(images)
         found: list[Tensor] = []
-        if source is None:
-            found.append(self.score(images)[score])  # type: ignore[arg-type]
+        if isinstance(source, list):
+            found.append(self.score(source)[score])
         else:
             done = 0
             for batch in self.stream(source, batch_size=batch_size, workers=workers):
@@ -180,8 +187,8 @@ class ImageDetector:
         self.calibration = Calibration(
             sorted_scores(SCORES[score] * torch.cat(found).double().numpy()),
             score,
-            name or ("images" if source is None else source.name),
-            "" if source is None else source.fingerprint(),
+            name or ("images" if isinstance(source, list) else source.name),
+            "" if isinstance(source, list) else source.fingerprint(),
             weights_fingerprint(self.model),
             self.views,
         )
@@ -212,7 +219,7 @@ class ImageDetector:
         model = self.model
         images = images.to(next(model.parameters()).device)
         z = torch.stack([self._embed(view(images)) for view in views_named(self.views)])  # [V, B, D]
-        scores = {name: x.mean(0) for name, x in model.score_embeddings(z).items()}
+        scores = {name: x.mean(0) for name, x in (model.score_embeddings(z) | model.ood_scores(z)).items()}
         if len(z) > 1:
             scores |= model.view_scores(z)
         found = {name: scores[name].cpu() for name in COLUMNS}
@@ -229,7 +236,8 @@ class ImageDetector:
 
     def _judged(self, scores: dict[str, Tensor], alpha: float) -> dict[str, Tensor]:
         if self.calibration is None:
-            return scores
+            unknown = torch.full_like(scores["nll"], torch.nan, dtype=torch.float64)
+            return scores | {"p_value": unknown, "outlier": torch.zeros_like(unknown, dtype=torch.bool)}
         ranks = (
             (self.sign * scores[self.ranked_by]).double().nan_to_num(torch.inf, torch.inf, -torch.inf)
         )  # NaN: as odd as can be
@@ -238,15 +246,21 @@ class ImageDetector:
 
     def _fitted(self, images: Images) -> Iterator[Tensor]:
         """Batches of uint8 images of the size that the encoder wants."""
-        prepare = self.preprocessing
         if isinstance(images, Tensor | np.ndarray):
-            if len(images):
-                yield from (batch.images for batch in evaluation_batches(_array_source(images), prepare, BATCH))
+            if tuple(images.shape[:1]) != (0,):
+                source = _array_source(images)
+                yield from (batch.images for batch in evaluation_batches(source, self.preprocessing, BATCH))
             return
-        items = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+        items = _listed(images)
         for start in range(0, len(items), BATCH):
-            pictures = (_picture(item, prepare.channels, 2 * prepare.size) for item in items[start : start + BATCH])
-            yield torch.from_numpy(np.stack([fit_image(x, prepare.size, prepare.crop) for x in pictures]))
+            yield torch.from_numpy(np.stack([self._fitted_one(item) for item in items[start : start + BATCH]]))
+
+    def _fitted_one(self, item: Any) -> NDArray[np.uint8]:
+        """One image of a list."""
+        prepare = self.preprocessing
+        if isinstance(item, Tensor | np.ndarray):
+            return _array_source(item, alone=True).fitted(0, prepare.size, prepare.crop, prepare.channels)
+        return fit_image(_picture(item, prepare.channels, 2 * prepare.size), prepare.size, prepare.crop)
 
 
 def calibration_file(path: Path) -> Path:
@@ -261,24 +275,46 @@ def calibration_file(path: Path) -> Path:
     return path.with_name(f"{stem}calibration.safetensors")
 
 
-def _as_source(images: Any) -> ImageSource | None:
-    """The images as a source; None for Pillow images, which are decoded already."""
+def _as_source(images: Any) -> ImageSource | list[Any]:
+    """The images as a source; or a list that holds more than paths, to be taken as it is."""
     if isinstance(images, ImageSource):
         return images
     if isinstance(images, Tensor | np.ndarray):
         return _array_source(images)
-    paths = [images] if isinstance(images, str | os.PathLike) else images
-    return scan_paths(paths) if all(isinstance(path, str | os.PathLike) for path in paths) else None
+    items = _listed(images)
+    return scan_paths(items) if all(isinstance(item, str | os.PathLike) for item in items) else items
 
 
-def _array_source(images: Tensor | NDArray[Any]) -> ArraySource:
+def _listed(images: Any) -> list[Any]:
+    alone = isinstance(images, str | os.PathLike | Image.Image) or not isinstance(images, Iterable)
+    return [images] if alone else list(images)
+
+
+def _array_source(images: Pixels, alone: bool = False) -> ArraySource:
+    """A batch, or one image, which ``alone`` says it must be."""
+    shape, dtype = tuple(images.shape), str(images.dtype).removeprefix("torch.")
+    if dtype != "uint8":
+        raise UserError(
+            f"images must be uint8, 0..255, got {dtype} of shape {list(shape)}: multiply floats in [0, 1] by 255, "
+            "round them and convert them to uint8."
+        )
+    one = shape if len(shape) == 3 else shape[1:]
+    if len(shape) not in ((3,) if alone else (3, 4)) or not {one[0], one[-1]} & set(CHANNELS):
+        batches = "" if alone else "[B, C, H, W] or [B, H, W, C], or one image "
+        raise UserError(
+            f"images must be uint8 {batches}[C, H, W] or [H, W, C] with 1, 3 or 4 channels, got shape {list(shape)}."
+        )
     array = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
-    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] not in (1, 3, 4):
-        raise UserError(f"images must be uint8 [B, C, H, W], got {array.dtype} {tuple(array.shape)}.")
-    return ArraySource(array.transpose(0, 2, 3, 1))
+    array = array[None] if array.ndim == 3 else array
+    return ArraySource(array.transpose(0, 2, 3, 1) if one[0] in CHANNELS else array)
 
 
-def _picture(item: Image.Image | Path_, channels: int, draft: int) -> Image.Image:
-    if not isinstance(item, Image.Image):
+def _picture(item: Any, channels: int, draft: int) -> Image.Image:
+    if isinstance(item, Image.Image):
+        return to_mode(ImageOps.exif_transpose(item), channels)
+    if isinstance(item, str | os.PathLike):
         return read_image(item, channels, draft)
-    return to_mode(ImageOps.exif_transpose(item), channels)
+    raise UserError(
+        "images are uint8 tensors or arrays, Pillow images, or paths of image files, or a list of these; "
+        f"got one of type {type(item).__name__}."
+    )

@@ -1,8 +1,8 @@
 """Detectors of out-of-distribution inputs on the features of any frozen encoder.
 
 ``fit`` looks at features of in-distribution images, ``score`` says how far others are from them: larger means more
-out-of-distribution. Both work through their input in chunks, on the device where it is, and in float64 unless said
-otherwise; a fitted detector can be saved and loaded.
+out-of-distribution. Both take tensors, numpy arrays and lists of rows, and work through them in chunks, on the device
+where they are, and in float64 unless said otherwise; a fitted detector can be saved and loaded.
 """
 
 from typing import ClassVar
@@ -32,11 +32,12 @@ __all__ = [
 
 
 class KNN(Detector):
-    r"""Distance to the k-th nearest training direction (Sun et al., "Deep nearest neighbors", ICML 2022), in float32.
+    r"""Distance to the k-th nearest training direction (Sun et al., "Deep nearest neighbors", ICML 2022).
 
     .. math:: |\hat x - \hat b_{(k)}|, \quad \hat x = x / |x|
 
-    with b_(k) the k-th nearest of the training features; all of them count if there are fewer than k.
+    with b_(k) the k-th nearest of the training features; all of them count if there are fewer than k. Training features
+    are kept in float32, or in float64 if they came in it, and that is how neighbours are told apart.
 
     >>> KNN(k=2).fit(torch.tensor([[1.0, 0.0], [0.0, 3.0]])).score(torch.tensor([[5.0, 0.0]]))
     tensor([1.4142])
@@ -52,11 +53,11 @@ class KNN(Detector):
         self.k = k
 
     def _fit(self, features: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        return {"bank": normalize(features.float(), dim=1)}
+        return {"bank": normalize(at_least_float32(features), dim=1)}
 
     def _score(self, x: Tensor) -> Tensor:
         bank, x = self.fitted["bank"], normalize(x, dim=1)
-        nearest = (x @ bank.T).topk(min(self.k, len(bank)), dim=1).indices[:, -1]
+        nearest = (x.to(bank) @ bank.T).topk(min(self.k, len(bank)), dim=1).indices[:, -1]
         return _norm(x - bank[nearest])  # sqrt(2 - 2 cos) loses its digits where neighbours are close
 
 
@@ -66,11 +67,17 @@ class Mahalanobis(Detector):
     .. math:: \min_c \; (x - \mu_c)^\top \Sigma^{-1} (x - \mu_c)
 
     with one mean and the covariance around it; or, class-conditional, each class's mean and the covariance around the
-    mean of the own class. Sigma divides by N and has ``ridge`` times its mean variance added to its diagonal.
+    mean of the own class. The covariance S divides by N, and a ridge that is relative to its mean variance keeps it
+    invertible:
+
+    .. math:: \Sigma = S + r\,\frac{\mathrm{tr}\,S}{D}\,I
+
+    Along a principal direction of variance v, squared distances are v / (v + r tr(S) / D) of what they are without it:
+    with the default r, smaller by one part in a million where v is the mean variance, by more where v is less.
 
     Args:
         class_conditional: a mean for each class.
-        ridge: see above.
+        ridge: r. 0 is the plain distance, if there are enough images for S to be invertible.
         unit: on the features' directions x / \|x\|. An encoder that gives the unfamiliar short features puts them near
             the mean, where distances in raw features call them typical (Sehwag et al., "SSD", ICLR 2021).
 

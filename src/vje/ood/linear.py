@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from vje.errors import UserError
-from vje.ood.base import blocks, check_features
+from vje.ood.base import Numbers, as_features, as_labels, blocks, check_features
 
 CONSTANT = 1e-6
 """A feature whose standard deviation is under this share of its mean is rounding noise, and is not scaled up."""
@@ -46,7 +46,7 @@ class LinearClassifier:
 
 
 def fit_linear(
-    features: Tensor, labels: Tensor, weight_decay: float = 1e-4, max_iterations: int = 500
+    features: Numbers, labels: Numbers, weight_decay: float = 1e-4, max_iterations: int = 500
 ) -> LinearClassifier:
     r"""Multinomial logistic regression, by full-batch L-BFGS in float64.
 
@@ -57,7 +57,8 @@ def fit_linear(
     answer is in terms of x: W = V / s and b = c - W m. scikit-learn calls 1 / (lambda N) C.
 
     Args:
-        features: shape ``[N, D]``, on any device; chunks of it are brought to float64, never the whole.
+        features: shape ``[N, D]``, a tensor on any device, an array or a list of rows; chunks of it are brought to
+            float64, never the whole.
         labels: class numbers, integers ``[N]``. The rows of the weight are the classes that occur, in order.
         weight_decay: lambda.
         max_iterations: of L-BFGS, which usually stops sooner by itself.
@@ -69,8 +70,11 @@ def fit_linear(
     >>> fit_linear(x, y).logits(torch.tensor([[0.5, 1.0], [4.5, 1.0]])).argmax(1)
     tensor([0, 1])
     """
-    check_features(features, labels, "the linear classifier")
-    classes, targets = labels.to(features.device).unique(return_inverse=True)
+    name = "the linear classifier"
+    features = as_features(features, name)
+    labels = as_labels(labels, name).to(features.device)
+    check_features(features, labels, name)
+    classes, targets = labels.unique(return_inverse=True)
     if len(classes) < 2:
         raise UserError(f"the linear classifier needs at least two classes, got only class {int(classes[0])}.")
     if not weight_decay > 0:
