@@ -33,7 +33,6 @@ def test_the_whole_image_is_itself():
 def test_ten_crops_are_ten_and_symmetric():
     """Together they are the same of the mirror image."""
     ten = views("ten")
-    assert len({str(view) for view in ten}) == 10
     seen, mirrored = ({view(x)[0].numpy().tobytes() for view in ten} for x in (IMAGES[:1], IMAGES[:1].flip(-1)))
     assert seen == mirrored and len(seen) == 10
 

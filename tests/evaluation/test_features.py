@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 from vje.data.folders import scan_folder
 from vje.data.sources import ArraySource
-from vje.data.views import View
 from vje.errors import UserError
 from vje.evaluation import features as module
 from vje.evaluation.features import cached_features, compute_features, weights_fingerprint
@@ -194,20 +193,14 @@ def test_mistakes(make_model, make_source, tmp_path):
         compute_features(make_model(), scan_folder(tmp_path))
 
 
-def test_views_are_kept_apart_and_without_the_target_if_it_is_not_wanted(
-    make_model, make_source, tmp_path, never_again
-):
+def test_without_the_target_if_it_is_not_wanted(make_model, make_source, tmp_path, never_again):
     model, source = make_model(), make_source()
     plain = cached_features(model, source, tmp_path, target=False)
     assert plain.target is None
-    mirrored = cached_features(model, source, tmp_path, view=View(mirror=True), target=False)
-    assert not torch.allclose(plain.z, mirrored.z)
-    assert len(list(tmp_path.iterdir())) == 2
     whole = cached_features(model, source, tmp_path)  # wanted now: computed again, over what was there
     assert whole.target is not None and torch.equal(whole.z, plain.z)
     never_again()
     assert torch.equal(cached_features(model, source, tmp_path, target=False).z, plain.z)
-    assert torch.equal(cached_features(model, source, tmp_path, view=View(mirror=True), target=False).z, mirrored.z)
 
 
 def test_a_folder_that_cannot_be_written_to_only_costs_time(make_model, make_source, tmp_path):

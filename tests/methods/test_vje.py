@@ -359,6 +359,9 @@ def test_scores_equal_the_formula_at_the_mean(options):
             "kl": kl,
             "variance": variance.mean(),
             "anisotropy": variance.std() / variance.mean(),
+            "variance_trace": variance.sum(),
+            "neg_kl": -kl,
+            "neg_anisotropy": -variance.std() / variance.mean(),
             "cosine_mean_z": z[b] @ mean / np.linalg.norm(z[b]) / np.linalg.norm(mean),
         }
         assert {name: value[b].item() for name, value in scores.items()} == pytest.approx(expected, rel=1e-4, abs=1e-4)

@@ -47,11 +47,6 @@ class View:
             seen = interpolate(seen.float(), (height, width), mode="bilinear").round().to(torch.uint8)
         return seen.flip(-1) if self.mirror else seen
 
-    def __str__(self) -> str:
-        """What tells it apart from other views."""
-        place = "whole" if self.part == 1 else f"{self.part:g} at {self.top:g},{self.left:g}"
-        return f"{place}, mirrored" if self.mirror else place
-
 
 WHOLE = View()
 

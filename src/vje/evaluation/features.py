@@ -18,7 +18,6 @@ from torch import Tensor
 
 from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
-from vje.data.views import WHOLE, View
 from vje.errors import UserError
 from vje.methods.method import Method
 from vje.runs import write_atomically
@@ -51,7 +50,6 @@ def compute_features(
     batch_size: int = 500,
     workers: int = 0,
     report: Report | None = None,
-    view: View = WHOLE,
     target: bool = True,
 ) -> Features:
     """Embed every image of a source, in float32, with the model as it is (evaluation mode, its device).
@@ -62,7 +60,6 @@ def compute_features(
         batch_size: images at a time.
         workers: processes that decode files.
         report: told (images done, images in all) after each batch.
-        view: what is embedded of each image.
         target: embed with the EMA encoder too, if there is one.
     """
     if model.preprocessing is None:
@@ -72,7 +69,7 @@ def compute_features(
     for batch in evaluation_batches(source, model.preprocessing, batch_size, workers):
         failures += [(source.names[index], reason) for index, reason in batch.failures]
         if len(batch.images):
-            online, average = embed_batch(model, view(batch.images.to(device)), target=target)
+            online, average = embed_batch(model, batch.images.to(device), target=target)
             z.append(online.cpu())
             slow += [] if average is None else [average.cpu()]
             kept.append(torch.as_tensor(batch.indices))
@@ -102,17 +99,14 @@ def cached_features(
     batch_size: int = 500,
     workers: int = 0,
     report: Report | None = None,
-    view: View = WHOLE,
     target: bool = True,
 ) -> Features:
     """:func:`compute_features`, unless ``folder`` has them for these weights and this data already."""
-    prints = [weights_fingerprint(model)[:16], source.fingerprint()[:16]]
-    prints += [] if view == WHOLE else [blake2b(str(view).encode(), digest_size=4).hexdigest()]
-    file = folder / f"features-{'-'.join(prints)}.safetensors"
+    file = folder / f"features-{weights_fingerprint(model)[:16]}-{source.fingerprint()[:16]}.safetensors"
     found = _read(file, source)
     if found is not None and (found.target is not None or not target or model.target_encoder is None):
         return found
-    features = compute_features(model, source, batch_size, workers, report, view, target)
+    features = compute_features(model, source, batch_size, workers, report, target)
     tensors = {"z": features.z, "kept": features.kept}
     if features.target is not None:
         tensors["target"] = features.target

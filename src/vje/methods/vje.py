@@ -22,6 +22,11 @@ Term = Literal["directional", "radial", "kl"]
 Likelihood = Literal["factorized", "standard"]
 Target = Literal["stop-gradient", "ema"]
 TargetBatchNorm = Literal["batch", "running"]
+OOD_SCORES = (
+    *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
+    *("variance_trace", "neg_kl", "neg_anisotropy"),
+)
+"""Those of the scores of which larger means more out-of-distribution."""
 
 
 class VJE(Method):
@@ -213,7 +218,8 @@ class VJE(Method):
             For each image, shape ``[B]``: ``nll`` (larger means less typical), ``nll_directional``, ``nll_radial``,
             ``nll_centered`` (with log-variance centring: how the variance is spread over features counts, how much
             there is does not), ``neg_elbo`` (NLL plus beta KL), ``kl``, ``variance`` (mean over features),
-            ``anisotropy`` (its coefficient of variation over features) and ``cosine_mean_z``.
+            ``anisotropy`` (its coefficient of variation over features), ``cosine_mean_z``; and, so that larger means
+            less typical, ``variance_trace`` (the sum of the variances), ``neg_kl`` and ``neg_anisotropy``.
         """
         return self.score_embeddings(self.embed(images))
 
@@ -226,6 +232,9 @@ class VJE(Method):
         return found | {
             "nll_centered": centered + found["nll_radial"],
             "neg_elbo": found["nll"] + self.beta * found["kl"],
+            "variance_trace": found["variance"] * z.shape[-1],
+            "neg_kl": -found["kl"],
+            "neg_anisotropy": -found["anisotropy"],
         }
 
     def _described(self, z: Tensor, posterior: DiagonalGaussian) -> dict[str, Tensor]:
@@ -248,20 +257,10 @@ class VJE(Method):
         """The posterior's, as in :meth:`score`."""
         return self._described(z, self.inference(z))
 
-    @torch.no_grad()
     def ood_scores(self, z: Tensor) -> dict[str, Tensor]:
-        """Scores of embeddings under their own posteriors (Eq. csl-score and the statistics beside it).
-
-        ``nll``, ``nll_directional``, ``nll_radial``, ``nll_centered`` and ``neg_elbo`` are those of :meth:`score`;
-        ``variance_trace`` is the sum of the variances; ``neg_kl`` and ``neg_anisotropy`` have their signs turned.
-        """
+        """Scores of embeddings under their own posteriors (Eq. csl-score and what is beside it): :data:`OOD_SCORES`."""
         found = self.score_embeddings(z)
-        return {
-            **{name: found[name] for name in ("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo")},
-            "variance_trace": found["variance"] * z.shape[-1],
-            "neg_kl": -found["kl"],
-            "neg_anisotropy": -found["anisotropy"],
-        }
+        return {name: found[name] for name in OOD_SCORES}
 
     @torch.no_grad()
     def view_scores(self, z: Tensor) -> dict[str, Tensor]:

@@ -20,20 +20,14 @@ from vje.data.views import views as views_named
 from vje.errors import UserError
 from vje.evaluation.features import weights_fingerprint
 from vje.likelihood import at_least_float32, directional_contributions
-from vje.methods.vje import VJE
+from vje.methods.vje import OOD_SCORES, VJE
 from vje.models import load_vje
 from vje.ood.conformal import CALIBRATE_AGAIN, Calibration, check_alpha, outliers, p_values, sorted_scores
 
-ODDNESS = (
-    *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
-    *("variance_trace", "neg_kl", "neg_anisotropy"),
-)
-"""The scores of :meth:`vje.VJE.ood_scores`: larger means more out-of-distribution."""
-
-COLUMNS = (*ODDNESS, "kl", "variance", "anisotropy", "cosine_mean_z")
+COLUMNS = (*OOD_SCORES, "kl", "variance", "anisotropy", "cosine_mean_z")
 """What :meth:`ImageDetector.score` gives for each image, beside ``p_value`` and ``outlier``."""
 
-SCORES = {**dict.fromkeys((*ODDNESS, "variance"), 1), **dict.fromkeys(("kl", "anisotropy"), -1)}
+SCORES = {**dict.fromkeys((*OOD_SCORES, "variance"), 1), **dict.fromkeys(("kl", "anisotropy"), -1)}
 """The columns that can be calibrated, and the sign that makes larger mean more out-of-distribution."""
 
 BATCH = 256
@@ -118,11 +112,10 @@ class ImageDetector:
                 ``contributions.topk(10)`` are the ten features that speak most against the image.
 
         Returns:
-            For each image, ``[B]``, on the CPU: the columns of :meth:`vje.VJE.ood_scores`, of which larger means more
-            out-of-distribution, and of :meth:`vje.VJE.score`, ``p_value`` (float64) and ``outlier``,
-            ``p_value <= alpha``. An image exchangeable with the calibration images is called an outlier with
-            probability ``alpha`` at most (:func:`vje.ood.conformal.p_values`). Without a calibration, ``p_value`` is
-            NaN and ``outlier`` False for every image.
+            For each image, ``[B]``, on the CPU: the columns of :meth:`vje.VJE.score`, ``p_value`` (float64) and
+            ``outlier``, ``p_value <= alpha``. An image exchangeable with the calibration images is called an outlier
+            with probability ``alpha`` at most (:func:`vje.ood.conformal.p_values`). Without a calibration, ``p_value``
+            is NaN and ``outlier`` False for every image.
 
         Raises:
             UserError: there are no images, or one cannot be read.
@@ -214,12 +207,13 @@ class ImageDetector:
         """1 if large values of that column are unusual, -1 if small ones are."""
         return SCORES[self.ranked_by]
 
+    @torch.no_grad()
     def _measure(self, images: Tensor, explain: bool) -> dict[str, Tensor]:
         """The columns of uint8 images that have their final size, each the mean over the views or what says more."""
         model = self.model
         images = images.to(next(model.parameters()).device)
         z = torch.stack([self._embed(view(images)) for view in views_named(self.views)])  # [V, B, D]
-        scores = {name: x.mean(0) for name, x in (model.score_embeddings(z) | model.ood_scores(z)).items()}
+        scores = {name: x.mean(0) for name, x in model.score_embeddings(z).items()}
         if len(z) > 1:
             scores |= model.view_scores(z)
         found = {name: scores[name].cpu() for name in COLUMNS}
@@ -229,7 +223,6 @@ class ImageDetector:
             found["contributions"] = terms.mean(0).cpu()
         return found
 
-    @torch.no_grad()
     def _embed(self, images: Tensor) -> Tensor:
         x = self.preprocessing.normalize(images).contiguous(memory_format=torch.channels_last)
         return at_least_float32(self.model.encoder(x))
