@@ -26,7 +26,7 @@ TABLES = [
     "isotropic",
     "compute",
 ]
-OWN = ["cifar10-methods"]
+OWN = ["cifar10-methods", "cifar10-ood"]
 """Tables that are not the paper's."""
 FIGURES = [
     "scalar-t-vs-gauss",

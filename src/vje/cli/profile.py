@@ -53,9 +53,9 @@ class Options:
     """Images a step; losses that look across images depend on it."""
     measure: bool = False
     """Measure speed on a CPU too; on a GPU it is measured anyway, unless --device cpu is given."""
-    windows: int = 7
+    windows: int = 5
     """Turns that each method has; a speed is the median."""
-    steps: int = 5
+    steps: int = 3
     """Steps a turn."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the encoder in the steps that are measured; TensorFloat-32 is not used."""

@@ -249,5 +249,6 @@ ORDER = (
     *("scalar-t-vs-gauss", "imagenet-linear", "comparison", "knn-curves", "geometry", "geometry-margin"),
     *("ood-scoring-datasets", "ood-roc", "ood-nll-density", "ood-nu-sweep", "ood-visimsiam-scores"),
     *("ood-openood-context", "ood-common-bench", "nu-sweep", "loss-ablation", "norm-pathology"),
-    *("pathology-imagenet", "pathology-decomp-grid", "mc-ablation", "isotropic", "compute", "cifar10-methods"),
+    *("pathology-imagenet", "pathology-decomp-grid", "mc-ablation", "isotropic", "compute"),
+    *("cifar10-methods", "cifar10-ood"),
 )

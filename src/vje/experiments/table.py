@@ -202,7 +202,7 @@ def lines(experiment: Experiment, found: Sequence[Sequence[Found | None]]) -> li
 def _ours(found: Found | None, paper: Number | None) -> str:
     if found is None:
         return ""
-    digits = 2 if paper is None else paper.digits
+    digits = paper.digits if paper is not None else 2 if abs(found.mean) < 1000 else 0
     text = f"{found.mean:.{digits}f}" + ("" if found.std is None else f" ± {found.std:.{digits}f}")
     return text if len(found.values) == found.wanted else f"{text} ({len(found.values)} of {found.wanted})"
 
