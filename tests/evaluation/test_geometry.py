@@ -1,4 +1,4 @@
-"""Margin, radius, tertiles and rank correlations against hand-worked cases, explicit loops and scipy."""
+"""Margin, radius, distance, tertiles and rank correlations against hand-worked cases, explicit loops and scipy."""
 
 import math
 
@@ -14,13 +14,15 @@ from vje.evaluation.geometry import STATISTICS, geometry, place, spearman, terti
 
 
 def test_margin_and_radius_by_hand():
-    """Class 0 at 0 and 60 degrees (centre at 30), class 1 at 90 (its own centre); lengths do not matter."""
+    """Class 0 at 0 and 60 degrees (centre at 30), class 1 at 90 (its own centre); lengths matter to distances."""
     angles = torch.tensor([0.0, 60.0, 90.0]).deg2rad()
     means = torch.stack([angles.cos(), angles.sin()], 1) * torch.tensor([[1.0], [5.0], [0.1]])
     found = place(means, torch.tensor([0, 0, 1]))
     cos = [math.cos(math.radians(a)) for a in (0, 30, 60, 90)]
     assert found.radius.tolist() == pytest.approx([1 - cos[1], 1 - cos[1], 0.0], abs=1e-6)
     assert found.margin.tolist() == pytest.approx([cos[1] - cos[3], cos[1] - cos[1], 1 - cos[2]], abs=1e-6)
+    apart = math.sqrt(1 + 25 - 2 * 5 * cos[2])  # between (1, 0) and the one at 60 degrees; the centre is half-way
+    assert found.distance.tolist() == pytest.approx([apart / 2, apart / 2, 0.0], abs=1e-6)
 
 
 def test_margin_equals_an_explicit_loop():
@@ -29,11 +31,13 @@ def test_margin_equals_an_explicit_loop():
     x = means.double().numpy()
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     centres = {int(c): x[labels.numpy() == c].mean(0) for c in labels.unique()}
-    for i, (margin, radius) in enumerate(zip(*vars(place(means, labels)).values(), strict=True)):
+    raw = {int(c): means.double().numpy()[labels.numpy() == c].mean(0) for c in labels.unique()}
+    for i, (margin, radius, distance) in enumerate(zip(*vars(place(means, labels)).values(), strict=True)):
         cosine = {c: x[i] @ centre / np.linalg.norm(centre) for c, centre in centres.items()}
         own = cosine.pop(int(labels[i]))
         assert float(margin) == pytest.approx(own - max(cosine.values()), abs=1e-6)
         assert float(radius) == pytest.approx(1 - own, abs=1e-6)
+        assert float(distance) == pytest.approx(np.linalg.norm(means[i].numpy() - raw[int(labels[i])]), abs=1e-5)
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=60))

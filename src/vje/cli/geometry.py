@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class Options:
     """Geometry of the learned uncertainty, on the images that the encoder was not trained on.
 
-    Class-centre margin and within-class radius of the posterior means, posterior statistics by tertile of the margin,
-    rank correlations, and a t-SNE map coloured by class and by each statistic. Also, over training as the run recorded
-    it: effective rank, the directional and the radial part of the NLL (whichever likelihood was trained), variance
-    and KL. Results go to RUN/geometry.json, the figures to RUN/geometry.png and RUN/geometry-training.png. Needs a
-    VJE run and labels.
+    Class-centre margin, within-class radius and distance of the posterior means, posterior statistics by tertile of the
+    margin, rank correlations, and a t-SNE map coloured by class and by each statistic. Also, over training as the run
+    recorded it: effective rank, the directional and the radial part of the NLL (whichever likelihood was trained),
+    variance and KL. Results go to RUN/geometry.json, the figures to RUN/geometry.png and RUN/geometry-training.png.
+    Needs a VJE run and labels.
     """
 
     run: tyro.conf.Positional[Path]

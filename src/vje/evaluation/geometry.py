@@ -1,6 +1,8 @@
 """Geometry of learned uncertainty: how posterior statistics go with the place of an image among the classes.
 
-Everything is measured between normalised posterior means (paper, Section "Geometry of learned uncertainty").
+Margin and radius are measured between normalised posterior means (paper, Section "Geometry of learned uncertainty").
+The distance to the class's centre between the means as they are is a second reading of its radius: the correlations
+that the paper prints for the radius are those of this distance (results/README.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,19 +28,21 @@ class Placement:
     Attributes:
         margin: cosine to the own class's centre, less the largest to another's, shape ``[N]``.
         radius: one minus the cosine to the own class's centre, shape ``[N]``.
+        distance: from the own class's mean, lengths and all, shape ``[N]``.
     """
 
     margin: Tensor
     radius: Tensor
+    distance: Tensor
 
 
 def place(means: Tensor, labels: Tensor) -> Placement:
-    r"""Class-centre margin and within-class radius.
+    r"""Class-centre margin, within-class radius and distance.
 
     .. math:: m_i = \cos(\tilde\mu_i, c_{y_i}) - \max_{c \ne y_i} \cos(\tilde\mu_i, c), \quad
-        r_i = 1 - \cos(\tilde\mu_i, c_{y_i})
+        r_i = 1 - \cos(\tilde\mu_i, c_{y_i}), \quad d_i = |\mu_i - \bar\mu_{y_i}|
 
-    with mu~ the unit vectors and c_y the mean of those of class y.
+    with mu~ the unit vectors, c_y the mean of those of class y, and mu-bar_y that of the means themselves.
 
     Args:
         means: posterior means, shape ``[N, D]``.
@@ -47,17 +51,26 @@ def place(means: Tensor, labels: Tensor) -> Placement:
     >>> found = place(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1]))
     >>> found.margin, found.radius
     (tensor([1., 1.]), tensor([0., 0.]))
+    >>> place(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0, 1])).distance
+    tensor([1., 1., 0.])
     """
     classes, group = labels.unique(return_inverse=True)
     if len(classes) < 2:
         raise UserError("a margin is between classes, and these images are all of one: geometry needs two or more.")
-    unit = normalize(means.double(), dim=1)
-    centres = torch.zeros(len(classes), unit.shape[1], dtype=unit.dtype, device=unit.device)
-    centres = normalize(centres.index_add_(0, group, unit), dim=1)  # a sum has the direction of the mean
+    means = means.double()
+    unit = normalize(means, dim=1)
+    centres = normalize(_class_means(unit, group, len(classes)), dim=1)
     cosines = unit @ centres.T  # [N, C]
     own = cosines.gather(1, group[:, None]).squeeze(1)
     others = cosines.scatter(1, group[:, None], -torch.inf).amax(1)
-    return Placement((own - others).float(), (1 - own).float())
+    distance = (means - _class_means(means, group, len(classes))[group]).norm(dim=1)
+    return Placement((own - others).float(), (1 - own).float(), distance.float())
+
+
+def _class_means(x: Tensor, group: Tensor, classes: int) -> Tensor:
+    """Mean of the rows of each class, shape ``[C, D]``."""
+    sums = torch.zeros(classes, x.shape[1], dtype=x.dtype, device=x.device).index_add_(0, group, x)
+    return sums / group.bincount(minlength=classes)[:, None]
 
 
 def tertiles(values: Tensor) -> Tensor:
@@ -81,7 +94,7 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 
 def geometry(means: Tensor, labels: Tensor, statistics: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The paper's geometry table: statistics by tertile of the margin, and rank correlations with margin and radius.
+    """The paper's geometry table: statistics by tertile of the margin, and rank correlations with each placement.
 
     Args:
         means: posterior means, shape ``[N, D]``.
@@ -90,7 +103,7 @@ def geometry(means: Tensor, labels: Tensor, statistics: Mapping[str, Tensor]) ->
 
     Returns:
         ``tertiles.<low|mid|high>.<statistic>.mean|std`` with ``images`` in each,
-        ``spearman.<margin|radius>.<statistic>``, and the means of margin and radius.
+        ``spearman.<margin|radius|distance>.<statistic>``, and the means of margin, radius and distance.
     """
     placement = place(means, labels)
     chosen = {name: statistics[name].to(means.device).double() for name in STATISTICS}
@@ -102,17 +115,15 @@ def geometry(means: Tensor, labels: Tensor, statistics: Mapping[str, Tensor]) ->
             name: {"mean": float(x[rows].mean()), "std": float(x[rows].std())} for name, x in chosen.items()
         }
         table[title] = row | {"images": int(rows.sum())}
-    correlations = {
-        title: {name: spearman(values, x) for name, x in chosen.items()}
-        for title, values in (("margin", placement.margin), ("radius", placement.radius))
-    }
+    places = vars(placement)  # margin, radius, distance
     return {
         "images": len(means),
         "classes": len(labels.unique()),
-        "margin": float(placement.margin.double().mean()),
-        "radius": float(placement.radius.double().mean()),
+        **{title: float(values.double().mean()) for title, values in places.items()},
         "tertiles": table,
-        "spearman": correlations,
+        "spearman": {
+            title: {name: spearman(values, x) for name, x in chosen.items()} for title, values in places.items()
+        },
     }
 
 
