@@ -53,7 +53,7 @@ def test_every_recipe_loads_checks_and_survives_json(name):
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-ema")])
 def test_ema_recipes_differ_from_theirs_in_the_target_alone(name):
     changes = changed_fields(load_recipe(name.removesuffix("-ema")), load_recipe(name))
-    assert changes.keys() - {"recipe"} <= {"target", "target_momentum"}
+    assert changes.keys() - {"recipe"} <= {"target", "target_momentum", "ood_views"}
     assert changes["target"][:2] == ("stop-gradient", "ema")
 
 
@@ -228,9 +228,8 @@ def test_only_what_cannot_change_the_past_is_free():
         if f.metadata.get("resume")
     }
     devices = {"device", "compile", "graph"}
-    assert (
-        free == {"data_dir", "workers", "knn_every", "checkpoint_epochs", "checkpoint_seconds", "tensorboard"} | devices
-    )
+    records = {"knn_every", "checkpoint_epochs", "checkpoint_seconds", "tensorboard", "ood_views"}
+    assert free == {"data_dir", "workers"} | records | devices
 
 
 def test_options_have_one_meaning_each():

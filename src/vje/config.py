@@ -174,6 +174,8 @@ class RunConfig:
     """Longest time between checkpoints."""
     tensorboard: bool = field(default=False, metadata=FREE)
     """Write TensorBoard events too."""
+    ood_views: Literal["one", "mirror", "ten"] = field(default="one", metadata=FREE)
+    """Views of each image that `vje ood` scores, unless told otherwise: see its --views."""
 
 
 @dataclass(frozen=True)

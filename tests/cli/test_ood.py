@@ -174,6 +174,23 @@ def test_mirrored_scores_are_means_over_the_image_and_its_mirror_image(
     assert "NLL, mirrored too" in capsys.readouterr().out
 
 
+def test_the_recipe_says_which_views_are_scored(tmp_path: Path, data_dir: Path) -> None:
+    run = make_run(tmp_path / "run", data_dir, 0)
+    config = json.loads((run / "config.json").read_text())
+    config["run"]["ood_views"] = "mirror"
+    (run / "config.json").write_text(json.dumps(config))
+
+    def names(*options: str) -> set[str]:
+        assert main(["ood", str(run), "--device", "cpu", "--no-detectors", *options]) == 0
+        return set(json.loads((run / "ood.json").read_text())["scores"])
+
+    whole = names("--views", "one")
+    assert names() == whole | {f"{name}_mirror" for name in whole}
+    del config["run"]["ood_views"]  # as in folders of earlier versions
+    (run / "config.json").write_text(json.dumps(config))
+    assert names() == whole
+
+
 def test_a_supervised_run_has_a_classifier_of_its_own(
     tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

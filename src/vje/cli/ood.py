@@ -1,6 +1,6 @@
 """``vje ood RUN...``: the OpenOOD v1.5 benchmark, or sets of one's own, for every score."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,9 +37,10 @@ class Options:
     """Other images, each as NAME=PATH."""
     samples: int = 0
     """Monte-Carlo samples of the sampled NLL; 0 leaves it out."""
-    views: Literal["one", "mirror", "ten"] = "one"
+    views: Literal["one", "mirror", "ten"] | None = None
     """Score more of each image too, and add the means as NAME_VIEWS: mirror is the image and its mirror image; ten is
-    crops at the centre and the corners and their mirror images, ten times the work."""
+    crops at the centre and the corners and their mirror images, ten times the work; one adds nothing. The default is
+    what the run's recipe says (--ood-views in training)."""
     detectors: bool = True
     """Fit the detectors on training features too."""
     out: Path | None = None
@@ -68,6 +69,7 @@ def run(arguments: list[str]) -> int:
     for folder in folders:
         check_asked(folder, options)
     differing = _check_alike(folders)
+    options = replace(options, views=options.views or stored_config(folders[0]).run.ood_views)
     results = [measure(folder, options) for folder in folders]
     _print(results, folders)
     for line in differing:

@@ -71,7 +71,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     def scores(what: str, sources: Sequence["ImageSource"]) -> "Scores":
         embedded = embeddings([features(what, part) for part in sources])
         counts[what], found = len(embedded), scorer(embedded)
-        if options.views == "one":
+        if options.views in (None, "one"):
             return found
         more = []
         for source in sources:
