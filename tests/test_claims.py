@@ -90,6 +90,22 @@ def test_a_process_that_is_killed_lets_go_even_if_a_child_of_it_lives(start, tmp
     assert [path.name for path in folder.path.iterdir()] == ["checkpoints"]
 
 
+def test_nothing_is_left_of_a_run_that_never_began(tmp_path):
+    def fail(path, *, exact=True, begun=False):
+        with pytest.raises(ZeroDivisionError), new_run(path, exact) as folder:
+            if begun:
+                folder.write("config", {})
+            raise ZeroDivisionError
+        return folder.path
+
+    assert not fail(tmp_path / "new").exists()
+    assert fail(tmp_path / "begun", begun=True).joinpath("config.json").exists()
+    assert fail(tmp_path / "begun", exact=False) == tmp_path / "begun-2"
+    assert not (tmp_path / "begun-2").exists()
+    (tmp_path / "mine").mkdir()
+    assert fail(tmp_path / "mine").is_dir()
+
+
 def test_a_folder_that_became_a_run_in_the_meantime_is_passed_over(tmp_path, monkeypatch):
     create = RunFolder.create
 

@@ -172,6 +172,7 @@ def test_whole_numbers_pass_for_floats_and_lists_for_tuples():
         ("optimizer", "clip_norm", -1.0, "--clip-norm"),
         ("augment", "blur", (1.0, 1.1), "--blur and --solarize must be probabilities"),
         ("settings", "nu", 0.0, "--nu must be positive"),
+        ("settings", "beta", math.inf, "--beta must be 0 or more"),
         ("settings", "samples", -1, "--samples"),
         ("settings", "terms", (), "--terms"),
         ("settings", "target_momentum", 1.5, "--target-momentum must be between 0 and 1"),
@@ -278,3 +279,8 @@ def test_settings_of_a_method_are_its_constructor_s():
     found = {f.name: f.default for f in dataclasses.fields(load_recipe("digits-simsiam").settings)}
     assert found.keys() == {"hidden", "layers", "bottleneck", "fixed_predictor_rate", "batch_norm"}
     assert through_json(load_recipe("digits-simsiam")) == load_recipe("digits-simsiam")
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar10-ema"])
+def test_vje_may_be_named_as_any_method(name):
+    assert load_recipe(f"{name}-vje") == load_recipe(name, method="vje") == load_recipe(name)

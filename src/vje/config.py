@@ -231,6 +231,7 @@ def _check_method(settings: Any) -> None:
     _require(0 <= momentum <= 1, "--target-momentum", momentum, "between 0 and 1")
     if isinstance(settings, VJEConfig):
         _require(settings.nu > 0, "--nu", settings.nu, "positive (inf is the Gaussian limit)")
+        _require(0 <= settings.beta < math.inf, "--beta", settings.beta, "0 or more, and finite")
         _require(settings.samples >= 0, "--samples", settings.samples, "0 or more")
         _require(len(settings.terms) > 0, "--terms", settings.terms, "at least one of directional, radial, kl")
         _require(settings.ratio > 0, "--ratio", settings.ratio, "positive")

@@ -42,6 +42,8 @@ QUESTIONS = {
     "choice": (["train", "cifar10", "--device", "gpu"], 2, ["gpu", "cuda"]),
     "range": (["train", "cifar10", "--epochs", "0"], 2, ["--epochs must be at least 1, got 0"]),
     "no recipe": (["train", "--epochs", "3"], 2, ["needs a recipe"]),
+    "late recipe": (["train", "--epochs", "3", "digits"], 2, ["The recipe comes first: vje train digits ..."]),
+    "two methods": (["train", "digits", "--method", "byol", "--method", "moco"], 2, ["given twice, byol and moco"]),
     "resume what": (["train", "--resume"], 2, ["--resume needs a value: a run folder"]),
     "data name": (["train", "folder", "--data", "cifra10"], 2, ["no data 'cifra10'", "did you mean cifar10"]),
     "no data": (["train", "folder"], 2, ["recipe folder needs to know where the images are: --data PATH"]),

@@ -466,9 +466,12 @@ def test_under_autocast_scores_after_the_encoder_are_float32():
         ({"target_batch_norm": "eval"}, "target_batch_norm must be one of batch, running, got 'eval'"),
         ({"terms": ["directional", "rad"]}, "terms must be some of directional, radial, kl"),
         ({"terms": []}, "terms must be some of directional, radial, kl"),
-        ({"samples": -1}, r"samples \(K\) must be 0 or more, got -1"),
+        ({"samples": -1}, r"samples \(K\) must be a whole number, 0 or more, got -1"),
         ({"nu": 0.0}, r"nu must be positive.*got 0\.0"),
         ({"nu": math.nan}, r"nu must be positive.*got nan"),
+        ({"beta": -1.0}, r"beta must be 0 or more.*got -1\.0"),
+        ({"beta": math.nan}, r"beta must be 0 or more.*got nan"),
+        ({"samples": 1.5}, r"samples \(K\) must be a whole number"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

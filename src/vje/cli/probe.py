@@ -132,7 +132,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     _check_images(splits, config)
     batch = _batch(options.batch, len(splits.bank))
     model = load(folder.path, str(device))
-    names, rates = _spaces(model, options.space), sorted(options.lr) or list(RATES)
+    names, rates = _spaces(model, options.space), sorted(set(options.lr)) or list(RATES)
     console = Console(stderr=True)
 
     def features(what: str, source: "ImageSource") -> "Features":
@@ -269,11 +269,14 @@ def _difference(earlier: dict[str, Any], now: dict[str, Any]) -> str:
         return "the weights differ"
     if "inputs" not in earlier:
         return "an older vje wrote it, which did not say on which images"
-    if any(earlier.get(name) != now[name] for name in ("inputs", "images")):
-        return "the images or their labels differ"
+    images = "the images or their labels differ"
+    if earlier["inputs"] != now["inputs"]:
+        return images
     changed = [name for name in COMPARED if earlier.get(name) != now[name]]
     words = (f"{name.replace('_', ' ')} {_value(earlier.get(name))} then, {_value(now[name])} now" for name in changed)
-    return f"settings differ: {'; '.join(words)}" if changed else ""
+    if changed:
+        return f"settings differ: {'; '.join(words)}"
+    return "" if earlier.get("images") == now["images"] else images
 
 
 def _value(value: Any) -> str:

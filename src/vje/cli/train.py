@@ -24,7 +24,7 @@ from vje.config import (
 )
 from vje.errors import UserError, command
 from vje.methods import method_names
-from vje.recipes import load_recipe
+from vje.recipes import load_recipe, recipe_names
 from vje.runs import RunFolder
 
 USAGE = """usage: vje train RECIPE [--method METHOD] [OPTIONS]
@@ -68,7 +68,9 @@ def run(arguments: list[str]) -> int:
         if not arguments or {"-h", "--help"} & set(arguments):
             print(USAGE.format(recipes=recipes_table(), methods=", ".join(method_names())))
             return 0
-        raise UserError("`vje train` needs a recipe, such as cifar10-ema (see `vje recipes`), or --resume RUN.")
+        late = next((word for word in rest if word in recipe_names()), None)
+        hint = f" The recipe comes first: {command('vje', 'train', late, '...')}." if late else ""
+        raise UserError(f"`vje train` needs a recipe, such as cifar10-ema (see `vje recipes`), or --resume RUN.{hint}")
     if resume is not None:
         if method is not None:
             raise UserError(f"--resume {resume} knows its method; leave --method out.")
@@ -87,7 +89,8 @@ def _first_words(arguments: list[str]) -> tuple[str | None, str | None, str | No
             given = value if equals else next(words, None)
             if not given:
                 raise UserError(f"{name} needs a value: a {'run folder' if name == '--resume' else 'method'}.")
-            found[name[2:]] = given
+            if found.setdefault(name[2:], given) != given:
+                raise UserError(f"{name} was given twice, {found[name[2:]]} and {given}: give one.")
         elif not word.startswith("-") and not rest and "recipe" not in found:
             found["recipe"] = word
         else:

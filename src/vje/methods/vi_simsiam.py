@@ -118,6 +118,7 @@ class VISimSiam(Method):
         preprocessing: how pixels become encoder input.
     """
 
+    across_images: ClassVar[bool] = True  # the batch's mean concentration is what the loss is divided by
     quantities: ClassVar[Mapping[str, Quantity]] = {
         "kappa": Quantity("concentration kappa", "larger: surer of the direction"),
         "ps_nll": Quantity("Power-Spherical NLL", "of the direction; small is typical"),
@@ -138,6 +139,8 @@ class VISimSiam(Method):
         preprocessing: Preprocessing | None = None,
     ) -> None:
         super().__init__(encoder, preprocessing)
+        if hidden < 2:
+            raise ValueError(f"hidden must be 2 or more, as directions need two dimensions, got {hidden}")
         if not kl_weight >= 0:
             raise ValueError(f"kl_weight must be 0 or more, got {kl_weight}; the default is 1")
         self.hidden, self.layers, self.bottleneck, self.kl_weight = hidden, layers, bottleneck, kl_weight

@@ -1,6 +1,7 @@
 """Variational Joint Embedding (Oji and Fieguth, TMLR 2026)."""
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -91,7 +92,7 @@ class VJE(Method):
         super().__init__(encoder, preprocessing)
         terms = tuple(terms)
         choices = {"likelihood": likelihood, "target": target, "batch_norm": batch_norm}
-        _check(terms, samples, nu, **choices, target_batch_norm=target_batch_norm)
+        _check(terms, samples, nu, beta, **choices, target_batch_norm=target_batch_norm)
         self.inference = InferenceNetwork(self.encoder.dim, ratio, isotropic)
         self.target = copy.deepcopy(self.encoder).requires_grad_(False) if target == "ema" else None
         self.nu, self.beta, self.samples, self.terms = nu, beta, samples, terms
@@ -283,7 +284,7 @@ def _joint(parts: Mapping[str, Tensor]) -> Tensor:
     return parts["nll_standard"] if "nll_standard" in parts else parts["nll_directional"] + parts["nll_radial"]
 
 
-def _check(terms: tuple[str, ...], samples: int, nu: float, **choices: str) -> None:
+def _check(terms: tuple[str, ...], samples: int, nu: float, beta: float, **choices: str) -> None:
     allowed = {
         "likelihood": get_args(Likelihood),
         "target": get_args(Target),
@@ -296,7 +297,9 @@ def _check(terms: tuple[str, ...], samples: int, nu: float, **choices: str) -> N
     unknown = set(terms) - set(get_args(Term))
     if unknown or not terms:
         raise ValueError(f"terms must be some of {', '.join(get_args(Term))}, got {terms}")
-    if samples < 0:
-        raise ValueError(f"samples (K) must be 0 or more, got {samples}")
+    if not isinstance(samples, int) or samples < 0:
+        raise ValueError(f"samples (K) must be a whole number, 0 or more, got {samples}")
+    if not 0 <= beta < math.inf:
+        raise ValueError(f"beta must be 0 or more, and finite, got {beta}")
     if not nu > 0:
         raise ValueError(f"nu must be positive (math.inf is the Gaussian limit), got {nu}")

@@ -41,7 +41,7 @@ def load_recipe(name: str, method: str | None = None) -> Config:
     title = Path(name).stem
     if method is not None and method != settings.get("method", "vje"):
         settings, title = _with_method(settings, method), f"{Path(base).stem}-{method}"
-    elif method is not None and own is not None:
+    elif own == "vje" or (method is not None and own is not None):
         title = base
     for key in ("about", "scale"):
         settings.pop(key, None)
@@ -85,6 +85,8 @@ def _settings(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
 
 def _with_method(settings: dict[str, Any], method: str) -> dict[str, Any]:
     """A recipe's settings with a method's on top: those for any scale, then those for the recipe's."""
+    if method == settings.get("method", "vje"):
+        return settings
     if method == "vje":
         raise UserError("recipes are for VJE as they are: leave --method out, and name the data set's own recipe.")
     own = _method_settings(method)
