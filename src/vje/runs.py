@@ -149,8 +149,11 @@ class RunFolder:
         """How far the run got, in words."""
         if self.model_file.exists():
             return "finished"
-        epochs = self.metrics()
-        return f"{epochs[-1]['epoch']} epochs done" if epochs else "no epoch finished yet"
+        epochs = [record["epoch"] for record in self.metrics() if isinstance(record, dict) and "epoch" in record]
+        if not (self.path / "failed.json").exists():
+            return f"{epochs[-1]} epochs done" if epochs else "no epoch finished yet"
+        where = f"diverged at step {self.read('failed')['step']}"
+        return f"{where}, {epochs[-1]} epochs done" if epochs else f"{where}, in the first epoch"
 
     def out_of_date(self, name: str) -> str:
         """Why the result in ``RUN/<name>.json`` is not that of the model that is here now, in words; empty if it is.

@@ -69,6 +69,27 @@ def test_settings_other_than_the_seed_make_groups_of_their_own(vje, make_run, tm
     assert groups_of(tmp_path).keys() == {"cifar10-ema", "cifar10-ema (target_momentum 0.9)"}
 
 
+def test_names_say_what_differs_from_the_recipe_in_any_order(vje, make_run, tmp_path):
+    unusual = make_run("a", recipe="cifar10-ema", momentum=0.9, seed=1)
+    longer = make_run("c", recipe="cifar10-ema", epochs=40)
+    assert vje("compare", unusual, make_run("b", recipe="cifar10-ema"), "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["cifar10-ema (target_momentum 0.9)", "cifar10-ema"]
+    assert vje("compare", unusual, longer, "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["cifar10-ema (target_momentum 0.9, epochs 20)", "cifar10-ema (epochs 40)"]
+    assert vje("compare", unusual, "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["cifar10-ema (target_momentum 0.9)"]
+
+
+def test_names_of_recipes_that_are_not_here_say_how_groups_differ(vje, make_run, tmp_path):
+    runs = [make_run("a", recipe="cifar10-ema", momentum=0.9), make_run("b", recipe="cifar10-ema", momentum=0.5)]
+    for run in runs:
+        RunFolder(run).write("config", RunFolder(run).read("config") | {"recipe": "mine"})
+    assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["mine (target_momentum 0.9)", "mine (target_momentum 0.5)"]
+    assert vje("compare", runs[0], "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["mine"]
+
+
 def test_the_full_evaluation_is_preferred_and_what_is_missing_stays_empty(vje, make_run, tmp_path):
     ood = {
         "summary": {"nll": {"near": 88.0, "far": 96.0, "avg": 92.0}, "knn": {"near": 89.0, "far": 94.0, "avg": 91.5}}
@@ -99,6 +120,25 @@ def test_unfinished_runs_are_marked(vje, make_run, tmp_path):
     assert [found[name]["values"]["k-NN z"]["unfinished"] for name in ("cifar10", "cifar10-ema")] == [1, 0]
     answer = vje("compare", whole, "--out", tmp_path / "c")
     assert "*" not in answer.out
+
+
+def test_runs_that_diverged_are_marked_as_such(vje, make_run, tmp_path):
+    run, whole = make_run("run", epochs=40, failed={"step": 27, "message": "no"}), make_run("b", recipe="cifar10-ema")
+    answer = vje("compare", run, whole, "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10") == ["cifar10", "1", "20/40†", "80.00†", "15,000"]
+    assert f"† diverged: {run}, at step 27, after 20 of 40 epochs;" in answer.out and "unfinished" not in answer.out
+    assert [groups_of(tmp_path)[name]["diverged"] for name in ("cifar10", "cifar10-ema")] == [[27], [None]]
+    (run / "metrics.jsonl").unlink()
+    assert "0/40†" in vje("compare", run, "--out", tmp_path / "c").out
+    assert vje("report", run, whole, "--out", tmp_path / "c.html").status == 0
+    text = (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "<td>0/40†</td>" in text and "† diverged" in text and "diverged at step 27, in the first epoch" in text
+
+
+def test_epochs_without_a_speed_are_passed_over(vje, make_run, tmp_path):
+    run = make_run("run", epochs=30)
+    RunFolder(run).append(run / "metrics.jsonl", {"epoch": 30, "step": 30, "knn": {"z": 90.0, "mean": "nan"}})
+    assert cells_of(vje("compare", run, "--out", tmp_path / "c").out, "cifar10")[2:] == ["30", "90.00", "15,000"]
 
 
 def test_a_mean_with_an_unfinished_seed_is_marked(vje, make_run, tmp_path):
@@ -156,6 +196,60 @@ def test_ood_averages_without_some_of_their_sets_are_left_out(vje, make_run, tmp
     assert (values["near OOD k-NN"]["runs"], values["far OOD k-NN"]["runs"]) == (1, 2)
     note = f"left out: near OOD of {part / 'ood.json'}, measured without tin, cifar100"
     assert note in answer.out and groups_of(tmp_path)["cifar10"]["notes"] == [note]
+
+
+def benchmark(prints=None, partial=(), **counts):
+    """What ``vje ood`` writes of a run on a benchmark: made-up figures, of real sets."""
+    counts = {"id": 9_000, "cifar100": 9_000, "tin": 7_793, "textures": 5_640} | counts
+    found = {
+        "data": "cifar10",
+        "counts": counts,
+        "partial": list(partial),
+        "missing": {},
+        "summary": {"knn": {"near": 89.0, "far": 94.0, "avg": 91.5}},
+    }
+    return found | ({} if prints is None else {"images": dict(zip(counts, prints, strict=True))})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "left"),
+    [
+        (benchmark("abcd"), benchmark("abcd"), ["near", "far"]),
+        (benchmark("abcd"), benchmark("abcx"), ["near"]),
+        (benchmark("abcd"), benchmark("axcd"), ["far"]),
+        (benchmark("abcd"), benchmark("xbcd"), []),
+        (benchmark(), benchmark(textures=1_200), ["near"]),
+        (benchmark("abcd"), benchmark(tin=10), ["far"]),
+        (benchmark("abcd"), benchmark(), ["near", "far"]),
+    ],
+    ids=["the same", "a far set", "a near set", "in-distribution", "other counts", "one without prints", "alike"],
+)
+def test_ood_of_different_images_is_not_averaged(vje, make_run, tmp_path, one, other, left):
+    runs = [make_run(f"s{seed}", seed=seed, ood=ood) for seed, ood in enumerate((one, other))]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    (group,) = groups_of(tmp_path).values()
+    assert [name for name in group["values"] if "OOD" in name] == [f"{part} OOD k-NN" for part in left]
+    empty = ", ".join(f"{part} OOD k-NN" for part in ("near", "far") if part not in left)
+    files = ", ".join(str(run / "ood.json") for run in runs)
+    again = f"`vje ood {runs[0]} {runs[1]} --data-dir PATH` measures all on the same"
+    notes = [f"left out: {empty} of {files}, on different images; {again}"] if empty else []
+    assert group["notes"] == notes and answer.out.count("on different images") == len(notes)
+    apart = [runs[0], make_run("other", recipe="cifar10-simsiam", ood=other)]
+    assert "left out" not in vje("compare", *apart, "--out", tmp_path / "c").out  # nothing is averaged there
+
+
+def test_sets_that_are_not_the_protocols_are_marked(vje, make_run, tmp_path):
+    part = make_run("part", ood=benchmark(partial=["textures"], textures=1_200))
+    answer = vje("compare", part, "--out", tmp_path / "c")
+    assert "far OOD k-NN*" in answer.out and "near OOD k-NN*" not in answer.out
+    assert "* not the protocol's own image list (other counts): textures\n" in answer.out
+    assert groups_of(tmp_path)["cifar10"]["partial"] == {"far OOD k-NN": ["textures"]}
+    few = make_run("few", recipe="cifar10-simsiam", ood=benchmark(partial=["id"], id=10))
+    assert vje("report", part, few, "--out", tmp_path / "c.html").status == 0
+    text = (tmp_path / "c.html").read_text(encoding="utf-8").split("<script>")[0]
+    assert ">near OOD k-NN*</th>" in text and ">far OOD k-NN*</th>" in text
+    assert "own image list (other counts): textures (cifar10); cifar10 (cifar10-simsiam)</p>" in text
+    assert "*" not in vje("compare", make_run("whole", seed=1, ood=benchmark()), "--out", tmp_path / "c").out
 
 
 def own_sets(images=None, **changes):
@@ -285,8 +379,8 @@ def test_a_folder_that_is_given_twice_counts_once(vje, make_run, tmp_path):
     (tmp_path / "link").symlink_to(run)
     assert vje("compare", run, tmp_path / "link", f"{run}/../run", "--out", tmp_path / "c").status == 0
     assert groups_of(tmp_path)["cifar10"]["runs"] == [str(run)]
-    assert vje("report", run, tmp_path / "link", "--out", tmp_path / "c.html").status == 0
-    assert "1 run compared" in (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert vje("report", run, tmp_path / "link").status == 0
+    assert "<title>run: report</title>" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_page_has_the_same_marks(vje, make_run, tmp_path):

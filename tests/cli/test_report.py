@@ -114,6 +114,17 @@ def test_a_run_that_has_only_begun(vje, mine):
     assert "has neither a model nor a checkpoint yet" in text and "No epoch is finished yet." in text
 
 
+def test_a_run_that_diverged_at_once(vje, mine):
+    shutil.rmtree(mine / "checkpoints")
+    for name in ("model.safetensors", "metrics.jsonl"):
+        (mine / name).unlink()
+    RunFolder(mine).write("failed", {"step": 1, "message": "training stopped at step 1: loss = nan"})
+    assert vje("report", mine, mine).status == 0  # the same one twice is one
+    text = (mine / "report.html").read_text(encoding="utf-8").split("<script>")[0]
+    assert "diverged at step 1, in the first epoch" in text and "<li>Diverged in the first epoch: training" in text
+    assert f"The map needs a model, and {mine} has neither a model nor a checkpoint." in text and " yet" not in text
+
+
 def test_ood_curves_are_in_the_report(vje, mine, make_pixels, tmp_path):
     np.savez(tmp_path / "id.npz", images=make_pixels(30, 1))
     np.savez(tmp_path / "other.npz", images=make_pixels(20, 2) // 2)

@@ -109,7 +109,19 @@ def test_the_list_has_whole_tables_or_else_the_smaller_ones(tmp_path, vje):
     write_json(tmp_path / "isotropic.json", {"scaled": ""})
     said = vje("reproduce", "--list", "--out", tmp_path, "--data-dir", tmp_path).out
     assert said.count("50 epochs; 50") == 1 and "another's" not in said
-    assert said.count("whole") == 1
+    table, _, below = said.partition("Looked in ")
+    assert table.count("whole") == 1 and below == f"{tmp_path}.\n"
+
+
+def test_the_list_says_where_it_looked_in_vain(tmp_path, vje):
+    said = vje("reproduce", "--list", "--out", tmp_path / "none").out
+    assert f"Looked in {tmp_path / 'none'}, where nothing was found; --out FOLDER looks elsewhere." in said
+
+
+def test_a_mistake_in_a_table_of_ones_own_is_told_by_a_dry_run(tmp_path, declaration, vje):
+    declaration.write_text(declaration.read_text().replace("nu = 3.0", "nu = -3.0"))
+    answer = vje("reproduce", declaration, "--dry-run", "--out", tmp_path)
+    assert answer.status == 2 and "pair.toml: row 3, column k-NN: --nu must be positive" in answer.err
 
 
 def test_ood_sets_that_are_missing_are_named_before_anything_is_trained(tmp_path, vje, monkeypatch):

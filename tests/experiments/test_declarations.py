@@ -1,5 +1,6 @@
 """Every declaration can be made: its values are of known files, its runs have settings that training accepts."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,8 @@ def test_the_papers_ood_rows_agree_with_themselves(name):
 
 # Mistakes
 
+CELL = "[[columns]]\nname = 'c'\n[[rows]]\nname = 'a'\n"
+
 
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -158,12 +161,27 @@ def test_the_papers_ood_rows_agree_with_themselves(name):
         ('[[rows]]\nrecipe = "cifar10"', "needs a name"),
         ('kind = "picture"\npicture = "x.png"', "picture must be one of geometry.png"),
         ("rows = ", "not valid TOML"),
+        ("[rows]\nname = 'a'", "mine.toml: rows must be tables, each below a line [[rows]]"),
+        ("[[rows]]\nname = 'a'\noptions = 3", "row a: options must be a table, such as options = { nu"),
+        ("[[rows]]\nname = 'a'\noptions = { nu = { a = 3 } }", "row a: option nu must be a number, a word"),
+        ("[[rows]]\nname = 'a'\noptions = { epochs = 3, seed = 5 }", "row a: epochs is no option: write epochs = 3"),
+        ("[[rows]]\nname = 'a'\noptions = { seed = 5 }", "row a: seed is no option: write seeds = N beside options"),
+        ("[[rows]]\nname = 'a'\nepochs = -3", "row a: epochs must be at least 1, got -3; leave it out for the table's"),
+        ("[[rows]]\nname = 'a'\nseeds = 0", "row a: seeds must be at least 1, got 0"),
+        ("epochs = -3", "mine.toml: epochs must be at least 1, or 0 for each recipe's own, got -3"),
+        ("seeds = 0", "mine.toml: seeds must be at least 1, got 0"),
+        ("[[columns]]\nname = 'c'", "mine.toml: there are no rows: add at least one, [[rows]] with a name"),
+        ("[[rows]]\nname = 'a'", "mine.toml: there are no columns"),
+        ("kind = 'curves'\n[[columns]]\nname = 'c'\n[[rows]]\nname = 'a'", "mine.toml: there are no strips"),
+        (CELL + "recipe = 'digits'", "row a, column c: no value: give the row or the column one, such as value ="),
+        (CELL + "value = 'evaluation:knn.z'", "row a, column c: no recipe: give the row or the column one"),
+        (CELL + "recipe = 'digit'", "mine.toml: row a, column c: there is no recipe 'digit'. Did you mean digits?"),
     ],
 )  # fmt: skip
 def test_a_declaration_of_ones_own_is_checked(tmp_path, text, message):
     file = tmp_path / "mine.toml"
     file.write_text(f'about = "mine"\n{text}\n')
-    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+    with pytest.raises(UserError, match=re.escape(message)):
         load_experiment(str(file))
 
 

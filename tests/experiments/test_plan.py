@@ -15,6 +15,8 @@ from vje.experiments.estimate import clock, estimate
 from vje.experiments.grid import Run, Scale, changed_options
 from vje.experiments.plan import divergence, missing_sets, plan, plan_all
 from vje.experiments.table import Missing, Results
+from vje.experiments.usual import unusual
+from vje.reporting.compare import USUAL_PROBE
 from vje.runs import RunFolder
 
 DECLARATION = """
@@ -211,3 +213,100 @@ def test_options_as_the_recipe_has_them_do_not_make_another_run():
     )
     with pytest.raises(UserError, match="recipe digits has no setting 'nuu'"):
         Run("digits", (("nuu", 3.0),), 1, 0).config()
+
+
+# Settings that training would refuse
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("nuu = 3", "recipe digits has no setting 'nuu'; did you mean nu?"),
+        ("xyzzy = 3", "recipe digits has no setting 'xyzzy'; `vje train digits --help` lists them."),
+        ("nu = 'three'", "recipe digits: vje: nu must be of type float, got 'three'."),
+        ("nu = -3.0", "--nu must be positive (inf is the Gaussian limit), got -3.0."),
+    ],
+)
+def test_options_that_training_would_refuse_are_refused_by_the_plan(tmp_path, options, message):
+    file = tmp_path / "mine.toml"
+    file.write_text(DECLARATION.replace("nu = 3.0", options))
+    with pytest.raises(UserError) as error:
+        plan(load_experiment(str(file)), Scale(), tmp_path, None)
+    assert str(error.value) == f"mine.toml: row 3, column k-NN: {message}"
+
+
+def test_options_of_other_methods_are_looked_at_thoroughly(tmp_path):
+    file = tmp_path / "mine.toml"
+    text = DECLARATION.replace('recipe = "digits"', 'recipe = "digits-simsiam"')
+    file.write_text(text.replace('nu = 3.0, terms = ["directional", "kl"]', "bottlenek = 3"))
+    mine = load_experiment(str(file))
+    assert len(plan(mine, Scale(), tmp_path, None)) == 4
+    with pytest.raises(UserError, match=r"row 3, column k-NN: .* no setting 'bottlenek'; did you mean bottleneck\?"):
+        plan(mine, Scale(), tmp_path, None, thorough=True)
+
+
+def test_a_recipe_that_is_none_is_told_with_its_cell(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(DECLARATION.replace('recipe = "digits"', 'recipe = "digit"'))
+    with pytest.raises(UserError, match=r"mine.toml: row 1, column k-NN: .*digits"):
+        plan(load_experiment(str(file)), Scale(), tmp_path, None)
+
+
+# Results of other settings
+
+
+def test_an_evaluation_with_another_k_is_made_again(tmp_path, experiment):
+    run = plan(experiment, Scale(seeds=1), tmp_path, None)[0].run
+    folder = make_run(tmp_path, run)
+    for k, steps in ((3, ("evaluate",)), (20, ())):
+        folder.write("evaluation", {"knn": {"k": k, "z": 90.0}})
+        jobs = plan(experiment, Scale(seeds=1), tmp_path, None)
+        assert jobs[0].steps == steps
+    folder.write("evaluation", {"knn": {"k": 3, "z": 90.0}})
+    found = Results(tmp_path, Scale(), {job.run.name: job for job in jobs}, {})
+    with pytest.raises(Missing, match=r"evaluation.json was measured with k 3 instead of 20; vje evaluate measures it"):
+        found.value(run, "evaluation:knn.z")
+
+
+def test_a_record_with_another_k_leaves_the_cell_empty_and_says_so(tmp_path, experiment):
+    run = plan(experiment, Scale(seeds=1), tmp_path, None)[0].run
+    folder = make_run(tmp_path, run)
+    folder.write("evaluation", {"knn": {"k": 3, "z": 90.0}})
+    folder.model_file.unlink()
+    folder.checkpoints.rmdir()
+    jobs = plan(experiment, Scale(seeds=1), tmp_path, None)
+    found = Results(tmp_path, Scale(seeds=1), {job.run.name: job for job in jobs}, {})
+    assert found.cell(experiment.cells()[0][0]) is None
+    (note,) = found.notes()
+    assert note.startswith("Missing, evaluation.json was measured with k 3 instead of 20; only their records were kept")
+
+
+PROBE = {
+    "spaces": {"z": {"top1": 90.0, "rates": [{"lr": rate} for rate in USUAL_PROBE["lr"]]}},
+    "images": {"train": 50_000},
+    **{name: value for name, value in USUAL_PROBE.items() if name != "lr"},
+}
+ONE_RATE = {"spaces": {"z": {"top1": 90.0, "rates": [{"lr": 0.1}]}}}
+FEW, MANY = {"images": {"train": 162}}, {"images": {"train": 1_281_167}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"epochs": 5}, "epochs 5 instead of 100"),
+        (ONE_RATE, "lr 0.1 instead of 0.001/0.003/0.01/0.03/0.1/0.3/1/3"),
+        ({"standardize": False}, "standardize off instead of on"),
+        ({"batch": 64, "weight_decay": 1e-4}, "batch 64 instead of 256, weight-decay 0.0001 instead of 0"),
+        ({"augment": True}, "augment on instead of off"),
+        (FEW | {"batch": 81}, ""),
+        (FEW | {"batch": 16}, "batch 16 instead of 256"),
+        (MANY | {"augment": True}, ""),
+    ],
+)  # fmt: skip
+def test_a_probe_with_other_settings_is_none_of_the_table(tmp_path, changes, words):
+    """Except for what `vje probe` chooses itself: smaller batches of few images, crops of very many."""
+    folder = RunFolder(tmp_path)
+    folder.write("model", {"dim": 2048})
+    folder.write("probe", PROBE | changes)
+    assert unusual(folder, "probe") == words

@@ -16,7 +16,7 @@ from vje.experiments.table import Found, difference
 from vje.experiments.write import write
 from vje.likelihood import radial_nll
 from vje.reporting.panels import scalar_influence, scalar_nll
-from vje.runs import RunFolder, read_json
+from vje.runs import RunFolder, read_json, write_json
 
 TABLE = """
 about = "digits"
@@ -190,6 +190,13 @@ def test_ood_averages_without_some_of_their_sets_are_missing(tmp_path, declared)
     assert "Missing, avg OOD was measured without tin, a, b: digits_e2_s1." in page
 
 
+def test_small_numbers_without_the_papers_beside_them_keep_their_figures(tmp_path, declared):
+    experiment = declared(TABLE.replace('paper = ["90.0 ± 1.0", "0.125"]', ""))
+    fill(tmp_path, experiment, ([0.0608, 0.0612, 0.0616], [24335.1, 24336.2, 24337.3], [2.0, 2.0, 2.0]))
+    page = make(experiment, tmp_path)[2]
+    assert "| 1 | ours | 0.0612 ± 0.0004 | 12168 ± 2 |" in page
+
+
 def test_a_difference_needs_both():
     assert difference(None, None) is None
     assert difference(Found((1.0,), None, 1), None) is None
@@ -202,3 +209,17 @@ def test_the_scalar_figure_shows_the_radial_likelihood(nu):
     slope = torch.autograd.grad(expected.sum(), residual)[0]
     np.testing.assert_allclose(scalar_nll(residual.detach().numpy(), nu), expected.detach(), atol=1e-12)
     np.testing.assert_allclose(scalar_influence(residual.detach().numpy(), nu), slope.abs(), atol=1e-12)
+
+
+def test_speed_is_the_benchmark_s_of_the_recipe(tmp_path, declared):
+    rows = '[[rows]]\nname = "one"\nrecipe = "digits"\n\n[[rows]]\nname = "other"\nrecipe = "cifar10"\n'
+    experiment = declared(
+        f'about = "speed"\nseeds = 1\n[[columns]]\nname = "images/s"\nvalue = "speed:images_per_second"\n{rows}'
+    )
+    reason = "Missing, speed not measured alone yet (benchmarks/speed.py): "
+    assert f"{reason}digits_e18_s0, cifar10_e200_s0." in make(experiment, tmp_path)[2]
+    cases = [{"name": "digits/eager", "images_per_second": 1.0}, {"name": "digits/graph", "images_per_second": 1234.5}]
+    write_json(tmp_path / "speed.json", {"commit": "fedcba", "device": "a GPU", "results": cases})
+    _, found, page = make(experiment, tmp_path)
+    assert found["rows"][0]["cells"][0]["ours"]["values"] == [1234.5]
+    assert f"{reason}cifar10_e200_s0." in page and "commit fedcba; device a GPU" in page

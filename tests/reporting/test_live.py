@@ -119,7 +119,7 @@ def test_a_run_that_failed_says_why(reported, tmp_path):
     try:
         server.finish(0)
         found = json.loads(ask(server, "/data.json")[1])["ended"]
-        assert found == {"status": "failed, 20 epochs done", "words": "the loss at step 7 is <NaN>"}
+        assert found == {"status": "diverged at step 7, 20 epochs done", "words": "the loss at step 7 is <NaN>"}
         assert "<NaN>" not in ask(server)[1].split("<script>")[0]
     finally:
         server.stop()

@@ -1,5 +1,7 @@
 """The report in a real Chromium: it asks nobody for anything, and pointer, keyboard, colours and themes work."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -191,6 +193,25 @@ def test_everything_has_a_name_and_its_place(page):
     assert page.locator("#gallery-most .tile").count() == page.locator("#gallery-least .tile").count() == 12
     assert NASTY in page.locator(".warnings li").text_content()
     assert page.locator("main b").count() == 0
+
+
+def test_names_in_charts_stay_names(page):
+    names = page.locator("#ood-panels [data-key=density] .legendtext").all_text_contents()
+    assert names == ["in-distribution", NASTY]
+
+
+def test_a_long_name_without_spaces_fits_a_phone(browser, reported, make_atlas, tmp_path):
+    name = "x" * 120
+    path = tmp_path / "report.html"
+    path.write_text(
+        run_page(reported, replace(make_atlas(40), classes=["cat", name, "ship", "frog"])), encoding="utf-8"
+    )
+    page = browser.new_page(viewport={"width": 360, "height": 780})
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready=yes]")
+    assert page.locator("#map-legend button").all_text_contents()[1] == name
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.close()
 
 
 def test_it_fits_a_phone_and_follows_the_system(browser, file):

@@ -13,6 +13,7 @@ from PIL import Image
 from sklearn.metrics import auc, roc_auc_score, roc_curve
 
 from vje.reporting.atlas import layout, nearest
+from vje.reporting.compare_page import compare_page
 from vje.reporting.html import Html, as_json, fill, packed, tag
 from vje.reporting.ood import densities, ood_curves, roc_points
 from vje.reporting.run_curves import curve_panels, read_warnings
@@ -243,7 +244,53 @@ def test_without_the_model_times_tell_what_is_out_of_date(extended):
     assert "Left out: evaluation.json, older than the model;" in page and "Left out: probe.json" not in page
     assert "79.50%" in head(page) and "71.00%" not in page
     extended.model_file.unlink()  # training goes on
-    assert "Left out: evaluation.json, from before training went on;" in run_page(extended, None)
+    assert "Left out: evaluation.json, from before training went on." in run_page(extended, None)
+    (extended.checkpoints / "step-5").touch()
+    assert "Left out: evaluation.json, from before training went on; <code>vje evaluate" in run_page(extended, None)
+
+
+@pytest.fixture
+def diverged(tmp_path, reported):
+    """A run that diverged in its first epoch: settings, and what was said at the end."""
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", reported.read("config"))
+    folder.write("failed", {"step": 3, "message": f"training stopped at step 3: loss = nan {NASTY}"})
+    return folder
+
+
+def test_a_run_that_diverged_says_so(diverged):
+    page = run_page(diverged, None).split("<script>")[0]
+    assert "seed 0; diverged at step 3, in the first epoch" in page and "finished yet" not in page
+    assert "<li>Diverged in the first epoch: training stopped at step 3: loss = nan &lt;/script&gt;&lt;b&gt;" in page
+    assert "Nothing more can be measured: the run has neither a model nor a checkpoint." in page
+    assert "<code>vje" not in page and "makes them" not in page
+    diverged.append(diverged.metrics_file, {"epoch": 1, "step": 2, "loss": 1.0})
+    (diverged.checkpoints / "step-2").touch()
+    page = run_page(diverged, None).split("<script>")[0]
+    assert "diverged at step 3, 1 epochs done" in page and "<li>Diverged after epoch 1: training stopped" in page
+    assert f"<code>vje evaluate {diverged.path}</code> makes it." in page and "--id PATH" in page
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NaN",
+        "[1]",
+        '{"step": 3}',
+        '{"epoch": 3, "step": 3, "loss": NaN, "images_per_second": Infinity, "my_part": NaN}',
+        '{"epoch": 3, "step": 3, "loss": 2.0, "knn": NaN}',
+        '{"epoch": 3, "step": 3, "loss": 2.0, "knn": {"z": NaN}}',
+    ],
+)
+def test_unusual_lines_are_passed_over(tmp_path, reported, line):
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write("config", reported.read("config"))
+    folder.append(folder.metrics_file, {"epoch": 2, "step": 2, "loss": 4.0, "knn": {"z": 50.0}})
+    with folder.metrics_file.open("a") as stream:
+        stream.write(f"{line}\n")
+    for page in (run_page(folder, None), compare_page([folder], tmp_path / "both.html")):
+        panels = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["panels"]
+        assert panels[0]["lines"][0]["y"][0] == 50 and "epochs done" in page
 
 
 def test_curves_and_table_call_a_number_the_same(tmp_path, reported):

@@ -15,8 +15,9 @@ class Options:
 
     Runs that differ in their seeds alone are put together, as mean and standard deviation. What is shown was measured
     before, by `vje train`, `vje evaluate`, `vje probe` and `vje ood`; what was not measured, or of other weights than
-    the run's model, or an average without some of its sets, stays empty. Sets of your own that were given to `vje ood`
-    are shown if they hold the same images for every run. Unfinished runs are marked.
+    the run's model, or an average without some of its sets, or over runs that met different images, stays empty. Sets
+    of your own that were given to `vje ood` are shown if they hold the same images for every run. Runs that are
+    unfinished, or diverged, are marked, and so are columns with sets that are not the protocol's own.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -34,14 +35,15 @@ def run(arguments: list[str]) -> int:
     from rich.table import Table
 
     from vje.cli.tables import print_whole
-    from vje.reporting.compare import cell, footnotes, group_runs, read_runs, save_comparison
+    from vje.reporting.compare import group_runs, read_runs, save_comparison
+    from vje.reporting.compare_table import cell, footnotes, heads
 
     groups = group_runs(read_runs(RunFolder.open(path) for path in options.runs))
     summaries = [group.summary() for group in groups]
-    columns = list(dict.fromkeys(name for summary in summaries for name in summary))
+    columns = heads(groups)
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("run")
-    for title in ("runs", "epochs", *columns):
+    for title in ("runs", "epochs", *columns.values()):
         table.add_column(title.replace(" (", "\n("), justify="right", no_wrap=True)
     for group, summary in zip(groups, summaries, strict=True):
         cells = [cell(summary.get(name), name) for name in columns]
@@ -59,9 +61,11 @@ def run(arguments: list[str]) -> int:
             "epochs": group.runs[0].config.optimizer.epochs,
             "runs": [str(run.folder.path) for run in group.runs],
             "epochs_done": [run.config.optimizer.epochs if run.done is None else run.done for run in group.runs],
+            "diverged": [run.diverged for run in group.runs],
             "seeds": [run.config.run.seed for run in group.runs],
             "values": summary,
-            "notes": [note for run in group.runs for note in run.notes],
+            "partial": group.partial(),
+            "notes": group.notes(),
         }
         for group, summary in zip(groups, summaries, strict=True)
     ]

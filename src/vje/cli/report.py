@@ -10,7 +10,8 @@ import tyro
 
 from vje.cli.evaluate import run_config
 from vje.errors import UserError
-from vje.runs import RunFolder, write_atomically
+from vje.reporting.records import has_model, no_model
+from vje.runs import RunFolder, distinct, write_atomically
 
 if TYPE_CHECKING:
     from vje.data.sources import ImageSource
@@ -57,11 +58,11 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"--batch must be at least 1, got {options.batch}.")
     if not 0 <= options.points <= MOST_POINTS:
         raise UserError(f"--points must be between 0 and {MOST_POINTS:,}, got {options.points}.")
-    folders = [RunFolder.open(path) for path in options.runs]
+    folders = distinct(RunFolder.open(path) for path in options.runs)
     out = options.out or (folders[0].path / "report.html" if len(folders) == 1 else Path("comparison.html"))
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: name a file, such as {out / 'report.html'}.")
-    if len(folders) == 1 and options.points and _has_model(folders[0]):
+    if len(folders) == 1 and options.points and has_model(folders[0]):
         _check_data(folders[0], options)
     print(f"Written to {write_report(folders[0], out, options) if len(folders) == 1 else _compare(folders, out)}")
     return 0
@@ -83,8 +84,8 @@ def write_report(folder: RunFolder, out: Path, options: Options) -> Path:
     from vje.reporting.run_page import run_page
 
     atlas, reason, weights = None, "The map was left out (--points 0).", None
-    if options.points and not _has_model(folder):
-        reason = f"The map needs a model, and {folder.path} has neither a model nor a checkpoint yet."
+    if options.points and not has_model(folder):
+        reason = f"The map needs a model, and {folder.path} {no_model(folder)}."
     elif options.points:
         atlas, weights = _survey(folder, options)
     write_atomically(out, run_page(folder, atlas, reason, weights).encode())
@@ -96,10 +97,6 @@ def _compare(folders: list[RunFolder], out: Path) -> Path:
 
     write_atomically(out, compare_page(folders, out).encode())
     return out
-
-
-def _has_model(folder: RunFolder) -> bool:
-    return folder.model_file.exists() or (folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()))
 
 
 def _survey(folder: RunFolder, options: Options) -> "tuple[Atlas, str]":

@@ -169,6 +169,8 @@ def _list(options: Options, scale: Scale, console: "Console") -> int:
         table.add_row(name, experiment.about, *_progress(experiment, options, scale))
     type(console)(width=max(130, console.width)).print(table)  # a narrow window wraps lines, a narrow table words
     print("vje reproduce NAME makes one; --dry-run tells what that takes; --epochs and --seeds make it smaller.")
+    there = any(any(options.out.glob(pattern)) for pattern in ("*.json", "*/config.json"))
+    print(f"Looked in {options.out}" + ("." if there else ", where nothing was found; --out FOLDER looks elsewhere."))
     return 0
 
 

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vje.errors import UserError
+from vje.experiments.check import FILES as FILES
+from vje.experiments.check import PICTURES as PICTURES
+from vje.experiments.check import check, check_line, check_tables
 from vje.fields import from_dict
 from vje.recipes import load_recipe
 from vje.runs import COMMANDS as COMMANDS
-
-FILES = (*COMMANDS, "metrics", "profile")
-"""What the part of a value's path before the colon may be; ``metrics`` is the last epoch's record."""
-PICTURES = {"geometry.png": "geometry", "ood-roc.png": "ood", "ood-nll.png": "ood"}
-"""The command that draws each picture of a run."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +83,18 @@ class Experiment:
 
     def _cell(self, row: Line, column: Line, number: int) -> "Cell":
         words = {**column.set, **row.set}
-        where = f"{self.name}: {row.name}, {column.name}"
+        where = f"{self.name}.toml: row {row.name}, column {column.name}"
         paper = Number.parse(row.paper[number], where) if row.paper and row.paper[number] else None
         if row.quoted:
-            return Cell(paper=paper, quoted=row.quoted)
+            return Cell(where, paper=paper, quoted=row.quoted)
         recipe = _filled(row.recipe or column.recipe, words, where)
         return Cell(
+            where,
             recipe=recipe,
             options={**column.options, **row.options},
             value=tuple(_filled(path, words, where) for path in row.value or column.value),
             spread=_filled(row.spread or column.spread, words, where),
-            epochs=row.epochs or column.epochs or self.epochs or _usual_epochs(recipe),
+            epochs=row.epochs or column.epochs or self.epochs or _usual_epochs(recipe, where),
             seeds=row.seeds or column.seeds or self.seeds,
             paper=paper,
         )
@@ -135,6 +134,7 @@ class Cell:
     """Where a row and a column meet: the runs, the value to read of each, and the paper's.
 
     Attributes:
+        where: its table, row and column, to name it by.
         recipe: of its runs; empty if it needs none.
         options: on top of the recipe.
         value: paths, of which the mean is taken.
@@ -145,6 +145,7 @@ class Cell:
         quoted: where the paper has it from, if not from runs of its own.
     """
 
+    where: str
     recipe: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     value: tuple[str, ...] = ()
@@ -191,14 +192,16 @@ def _read(text: str, name: str, usual: dict[str, Any] | None = None) -> Experime
         values = {**(usual or {}), **tomllib.loads(text)}
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{name}.toml is not valid TOML: {error}.") from None
-    lines = {
-        kind: tuple(_line(entry, f"{name}.toml: {kind}") for entry in values.pop(kind, []))
-        for kind in ("columns", "rows", "strips")
-    }
+    lines = {kind: _lines(values.pop(kind, []), kind, f"{name}.toml") for kind in ("columns", "rows", "strips")}
     plain = from_dict(Experiment, {"name": name, **values}, f"{name}.toml")
     experiment = Experiment(**{**vars(plain), **lines})
-    _check(experiment)
+    check(experiment)
     return experiment
+
+
+def _lines(entries: Any, kind: str, file: str) -> tuple[Line, ...]:
+    check_tables(entries, kind, file)
+    return tuple(_line(entry, f"{file}: {kind.removesuffix('s')} {entry['name']}") for entry in entries)
 
 
 def _line(entry: dict[str, Any], where: str) -> Line:
@@ -207,31 +210,16 @@ def _line(entry: dict[str, Any], where: str) -> Line:
     given = {key: value for key, value in entry.items() if key not in free}
     if isinstance(given.get("value"), str):
         given["value"] = [given["value"]]
-    if "name" not in given:
-        raise UserError(f"{where}: every one needs a name.")
-    return Line(**{**vars(from_dict(Line, given, where)), **free})
+    line = Line(**{**vars(from_dict(Line, given, where)), **free})
+    check_line(line, given, where)
+    return line
 
 
-def _check(experiment: Experiment) -> None:
-    """Refuse what would only be noticed after hours of training."""
-    name = experiment.name
-    for row in experiment.rows:
-        if row.paper and len(row.paper) != len(experiment.columns):
-            raise UserError(
-                f"{name}.toml: row {row.name} has {len(row.paper)} of the paper's numbers for "
-                f"{len(experiment.columns)} columns."
-            )
-    for cell in (cell for row in experiment.cells() for cell in row):
-        for path in (*cell.value, *([cell.spread] if cell.spread else [])):
-            kind, colon, rest = path.partition(":")
-            if kind not in FILES or not colon or not rest:
-                raise UserError(f"{name}.toml: the value {path!r} must be FILE:PATH, FILE one of {', '.join(FILES)}.")
-    if experiment.kind == "picture" and experiment.picture not in PICTURES:
-        raise UserError(f"{name}.toml: picture must be one of {', '.join(PICTURES)}, got {experiment.picture!r}.")
-
-
-def _usual_epochs(recipe: str) -> int:
-    return load_recipe(recipe).optimizer.epochs if recipe else 0
+def _usual_epochs(recipe: str, where: str) -> int:
+    try:
+        return load_recipe(recipe).optimizer.epochs if recipe else 0
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _filled(text: str, words: dict[str, str], where: str) -> str:

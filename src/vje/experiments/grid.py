@@ -5,6 +5,7 @@ something is run.
 """
 
 import dataclasses
+import difflib
 import functools
 import sys
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vje.config import Config, read_config, to_dict
-from vje.errors import UserError
+from vje.errors import UserError, command
 from vje.experiments import Cell, Experiment
 from vje.methods import method_names
 from vje.recipes import load_recipe, recipe_names
@@ -103,13 +104,13 @@ class Run:
 
     def config(self) -> Config:
         """Its settings; imports torch if the method is not VJE."""
-        values = to_dict(load_recipe(self.recipe))
+        values = to_dict(_recipe(self.recipe))
         for name, value in (*self.options, ("epochs", self.epochs), ("seed", self.seed)):
             groups = [group for group in values.values() if isinstance(group, dict) and name in group]
             if not groups:
-                raise UserError(f"recipe {self.recipe} has no setting {name!r}.")
+                raise UserError(f"recipe {self.recipe} has no setting {name!r}; {_close(name, self.recipe, values)}")
             groups[0][name] = value
-        config = read_config(values, self.name)
+        config = read_config(values, f"recipe {self.recipe}")
         config.check()
         return config
 
@@ -140,6 +141,7 @@ def data_option(data_dir: Path | None) -> list[str]:
     return [] if data_dir is None else ["--data-dir", str(data_dir.absolute())]
 
 
+@functools.cache
 def method_of(recipe: str) -> str:
     """A recipe's method, without importing it.
 
@@ -159,8 +161,20 @@ def _base(recipe: str) -> str:
 
 
 @functools.cache
+def _recipe(recipe: str) -> Config:
+    return load_recipe(recipe)
+
+
+@functools.cache
 def _base_config(recipe: str) -> Config:
-    return load_recipe(_base(recipe))
+    return _recipe(_base(recipe))
+
+
+def _close(name: str, recipe: str, values: dict[str, Any]) -> str:
+    """What to do about a setting that there is not."""
+    known = [key for group in values.values() if isinstance(group, dict) for key in group]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"`{command('vje', 'train', recipe, '--help')}` lists them."
 
 
 def changed_options(recipe: str, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from vje.config import changed_fields, stored_config
 from vje.data.registry import check_data
 from vje.errors import UserError
-from vje.experiments import PICTURES, Experiment
+from vje.experiments import PICTURES, Cell, Experiment
 from vje.experiments.grid import PYTHON, Run, Scale, data_option, method_of
+from vje.experiments.usual import unusual
 from vje.ood.benchmark import BENCHMARKS
 from vje.runs import COMMANDS, RunFolder, read_json
 
@@ -53,12 +54,23 @@ def plan(experiment: Experiment, scale: Scale, out: Path, data_dir: Path | None,
     for cell in (cell for row in experiment.cells() for cell in row):
         commands = [COMMANDS[file] for file in cell.files() if file in COMMANDS]
         commands += [PICTURES[experiment.picture]] if experiment.kind == "picture" else []
-        for run in scale.runs(cell):
+        for run in _runs(cell, scale, thorough):
             wanted.setdefault(run, {}).update(dict.fromkeys(commands))
     return [
         _job(run, tuple(commands), out / run.name, data_dir, thorough, experiment.picture)
         for run, commands in wanted.items()
     ]
+
+
+def _runs(cell: Cell, scale: Scale, thorough: bool) -> list[Run]:
+    """A cell's runs; settings that training would refuse are refused here, before anything is trained."""
+    try:
+        runs = scale.runs(cell)
+        if runs and (thorough or method_of(cell.recipe) == "vje"):
+            runs[0].config()  # the others differ in their seeds alone
+    except UserError as error:
+        raise UserError(f"{cell.where}: {error}") from None
+    return runs
 
 
 def plan_all(
@@ -155,9 +167,9 @@ def profile_state(out: Path) -> str:
 
 
 def is_fresh(folder: RunFolder, file: str) -> bool:
-    """Whether a run's evaluation is there and not older than its model; of records, that they are there."""
+    """Whether a run's evaluation is there, with the usual settings, and not older than its model if that was kept."""
     path = folder.path / f"{file}.json"
-    if not path.exists() or (file == "ood" and not _of_the_benchmark(folder)):
+    if not path.exists() or unusual(folder, file) or (file == "ood" and not _of_the_benchmark(folder)):
         return False
     return is_record(folder) or path.stat().st_mtime >= folder.model_file.stat().st_mtime
 

@@ -16,6 +16,7 @@ from vje.errors import command
 from vje.experiments import Cell, Experiment, Number
 from vje.experiments.grid import Run, Scale
 from vje.experiments.plan import Job, divergence, is_fresh
+from vje.experiments.usual import unusual
 from vje.runs import COMMANDS, RunFolder, read_json
 
 SHOWN = 6
@@ -84,11 +85,13 @@ class Results:
     def value(self, run: Run, path: str) -> float:
         """One number of one run."""
         file, _, rest = path.partition(":")
+        if file == "speed":
+            return lookup(self._speed(run.recipe), rest, "speed.json")
         folder = self._finished(run)
         if file == "metrics":
             record: Any = folder.metrics()[-1]
         elif not is_fresh(folder, file):
-            raise Missing(self._why(run, f"not measured yet (vje {COMMANDS[file]})"))
+            raise Missing(self._unmeasured(run, file))
         else:
             record = folder.read(file)
         if file == "ood" and rest.startswith("summary."):
@@ -125,8 +128,23 @@ class Results:
         unfinished = f"interrupted after {len(job.folder.metrics())} epochs"
         raise Missing(self._why(run, "not trained yet" if job.state == "missing" else unfinished))
 
+    def _unmeasured(self, run: Run, file: str) -> str:
+        """Why a result is not there, or is not taken."""
+        found = unusual(self.jobs[run.name].folder, file)
+        if not found:
+            return self._why(run, f"not measured yet (vje {COMMANDS[file]})")
+        return f"{file}.json was measured with {found}; {self._why(run, f'vje {COMMANDS[file]} measures it anew')}"
+
     def _why(self, run: Run, otherwise: str) -> str:
         return self.failures.get(run.name) or self.jobs[run.name].obstacle or otherwise
+
+    def _speed(self, recipe: str) -> dict[str, Any]:
+        """What ``benchmarks/speed.py`` measured of a recipe's step, alone on the device."""
+        file = self.out / "speed.json"
+        cases = {case["name"]: case for case in read_json(file)["results"]} if file.exists() else {}
+        if f"{recipe}/graph" not in cases:
+            raise Missing("speed not measured alone yet (benchmarks/speed.py)")
+        return dict(cases[f"{recipe}/graph"])
 
     def _profile(self, cell: Cell) -> Found | None:
         file = self.out / "profile.json"
@@ -202,9 +220,20 @@ def lines(experiment: Experiment, found: Sequence[Sequence[Found | None]]) -> li
 def _ours(found: Found | None, paper: Number | None) -> str:
     if found is None:
         return ""
-    digits = paper.digits if paper is not None else 2 if abs(found.mean) < 1000 else 0
+    digits = paper.digits if paper is not None else _digits(max(abs(found.mean), found.std or 0.0))
     text = f"{found.mean:.{digits}f}" + ("" if found.std is None else f" ± {found.std:.{digits}f}")
     return text if len(found.values) == found.wanted else f"{text} ({len(found.values)} of {found.wanted})"
+
+
+def _digits(size: float) -> int:
+    """Digits after the point for about four figures that say something.
+
+    >>> [f"{value:.{_digits(value)}f}" for value in (24336.2, 89.468, 0.65131, 0.06124, 0.00061238)]
+    ['24336', '89.47', '0.6513', '0.0612', '0.000612']
+    """
+    if size >= 1 or size == 0:
+        return 2 if size < 1000 else 0
+    return max(4, 2 - math.floor(math.log10(size)))
 
 
 def _difference(found: Found | None, paper: Number | None) -> str:

@@ -52,7 +52,7 @@ def write(
     results = Results(out, scale, {job.run.name: job for job in jobs}, failures)
     content = _table(experiment, results) if experiment.kind == "table" else _figure(experiment, results, file)
     folders = results.folders(experiment)
-    made = provenance(folders, jobs, _profiled(experiment, out))
+    made = provenance(folders, jobs, _measured(experiment, out))
     scaled = scale.label(experiment)
     notes = [f"Scaled down: {scaled}."] if scaled else []
     notes += [*experiment.notes, *(_ood_notes(folders) if _uses(experiment, "ood") else [])]
@@ -139,10 +139,11 @@ def _copied(experiment: Experiment, results: Results, file: Path) -> bool:
     return False
 
 
-def _profiled(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
-    """The surroundings of the computational profile, if it is in the table."""
-    file = out / "profile.json"
-    return [read_json(file)["environment"]] if _uses(experiment, "profile") and file.exists() else []
+def _measured(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
+    """The surroundings of the computational profile and of the benchmark of speed, if they are in the table."""
+    files = [out / f"{kind}.json" for kind in ("profile", "speed") if _uses(experiment, kind)]
+    found = [read_json(file) for file in files if file.exists()]
+    return [record.get("environment", record) for record in found]
 
 
 def _uses(experiment: Experiment, kind: str) -> bool:

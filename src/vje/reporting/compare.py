@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from vje.config import Config, changed_fields, stored_config
-from vje.errors import command
+from vje.errors import UserError, command
+from vje.recipes import load_recipe
 from vje.reporting.figures import save_figure
-from vje.reporting.own_sets import column_title, own_images, own_options, own_sets
+from vje.reporting.ood_columns import Images, benchmark_images, differ, ood_columns, ood_scores
+from vje.reporting.own_sets import own_images, own_options
+from vje.reporting.records import is_number, read_epochs, read_failure
 from vje.runs import COMMANDS, RunFolder, distinct
-
-OWN_SCORES = ("nll", "ps_nll")
-"""The likelihood scores that stand for a method in the OOD columns; others are judged by k-NN distance alone."""
 
 USUAL_K = 20
 """Neighbours of the k-NN in training, and of `vje evaluate` unless told otherwise."""
@@ -29,7 +29,11 @@ USUAL_PROBE: Mapping[str, Any] = {
 """How `vje probe` trains its classifiers unless told otherwise."""
 
 MARK = "*"
-UNFINISHED = f"{MARK} unfinished: epochs done of all, and values that are not final"
+DIVERGED = "\u2020"
+"""A dagger."""
+
+EVIDENT = ("epochs", "data")
+"""Settings that are part of a group's name only where groups of the same recipe differ in them."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Run:
         unfinished: columns whose values are not those of the trained model.
         notes: results that were left out, and why.
         images: what identifies the images of columns on sets of someone's own, by column.
+        benchmark: the images of columns of a benchmark, by column.
+        diverged: step at which the loss was no longer finite; None if it always was.
     """
 
     folder: RunFolder
@@ -55,11 +61,13 @@ class Run:
     unfinished: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     images: Mapping[str, str] = field(default_factory=dict)
+    benchmark: Mapping[str, Images] = field(default_factory=dict)
+    diverged: int | None = None
 
     def epochs(self) -> str:
         """The epochs; of a run that is not finished, those done of all, with a mark."""
         total = self.config.optimizer.epochs
-        return str(total) if self.done is None else f"{self.done}/{total}{MARK}"
+        return str(total) if self.done is None else f"{self.done}/{total}{MARK if self.diverged is None else DIVERGED}"
 
 
 @dataclass(frozen=True)
@@ -79,12 +87,41 @@ class Group:
         return ", ".join(dict.fromkeys(run.epochs() for run in self.runs))
 
     def unfinished(self) -> bool:
-        """Whether any value, or any run, is not final."""
-        return any(run.done is not None or run.unfinished for run in self.runs)
+        """Whether any value, or any run, is not final; those that diverged apart."""
+        return any(run.diverged is None and (run.done is not None or run.unfinished) for run in self.runs)
+
+    def diverged(self) -> list[Run]:
+        """The runs whose loss was no longer finite."""
+        return [run for run in self.runs if run.diverged is not None]
+
+    def apart(self) -> list[str]:
+        """Columns that are of different images in different runs, so that a mean would say nothing."""
+        found = dict.fromkeys(name for run in self.runs for name in run.benchmark)
+        return [name for name in found if differ([run.benchmark[name] for run in self.runs if name in run.benchmark])]
+
+    def partial(self) -> dict[str, list[str]]:
+        """Columns of sets that are not the protocol's own image lists, with the names of these sets."""
+        sets: dict[str, dict[str, None]] = {}
+        for run in self.runs:
+            for column, images in run.benchmark.items():
+                sets.setdefault(column, {}).update(dict.fromkeys(images.partial))
+        return {column: list(names) for column, names in sets.items() if names and column not in self.apart()}
+
+    def notes(self) -> list[str]:
+        """What was left out, and why."""
+        notes, apart = [note for run in self.runs for note in run.notes], self.apart()
+        if apart:
+            paths = [run.folder.path for run in self.runs if run.benchmark.keys() & apart]
+            again = command("vje", "ood", *paths, "--data-dir", "PATH")
+            there = ", ".join(str(path / "ood.json") for path in paths)
+            columns = ", ".join(apart)
+            notes.append(f"left out: {columns} of {there}, on different images; `{again}` measures all on the same")
+        return notes
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Of each column, over the runs that have it: mean, sample standard deviation, how many, of all, unfinished."""
-        columns = {name: None for run in self.runs for name in run.values}
+        """Of each column, over the runs that have it: mean, sample standard deviation, how many, of all, not final."""
+        apart = self.apart()
+        columns = {name: None for run in self.runs for name in run.values if name not in apart}
         found = {name: [run.values[name] for run in self.runs if name in run.values] for name in columns}
         return {
             name: {
@@ -92,7 +129,8 @@ class Group:
                 "std": statistics.stdev(values) if len(values) > 1 else 0.0,
                 "runs": len(values),
                 "of": len(self.runs),
-                "unfinished": sum(name in run.unfinished for run in self.runs),
+                "unfinished": sum(name in run.unfinished and run.diverged is None for run in self.runs),
+                "diverged": sum(name in run.unfinished for run in self.diverged()),
             }
             for name, values in found.items()
         }
@@ -121,26 +159,36 @@ def read_runs(folders: Iterable[RunFolder]) -> list[Run]:
 
 def read_run(folder: RunFolder) -> Run:
     """Collect what a run folder has: of evaluations that were not made, or made of another model, nothing."""
-    config, records = stored_config(folder), folder.metrics()
+    config, records, failure = stored_config(folder), read_epochs(folder), read_failure(folder)
     done = records[-1]["epoch"] if records else 0
     whole = done >= config.optimizer.epochs or (not records and folder.model_file.exists())
     results, notes = _results(folder)
     values: dict[str, float] = {}
     unfinished: set[str] = set()
     for name, found in results.items():
-        columns = dict(_COLUMNS[name](found))
+        columns = {title: value for title, value in _COLUMNS[name](found) if is_number(value)}
         values |= columns
         unfinished |= set() if whole and found.get("finished", True) else columns.keys()
-    knn = [r for r in records if "z" in r.get("knn", {})]
-    last = {f"k-NN {space}": value for space, value in knn[-1]["knn"].items()} if knn else {}
+    knn = [r for r in records if is_number(r.get("knn", {}).get("z"))]
+    last = {f"k-NN {space}": x for space, x in knn[-1]["knn"].items() if is_number(x)} if knn else {}
     unfinished |= set() if whole else last.keys() - values.keys()
     values = {**last, **values}
-    if records:
-        values["images/s"] = statistics.median(r["images_per_second"] for r in records)
-    curve = [(r["epoch"], r["knn"]["z"]) for r in knn]
+    speeds = [r["images_per_second"] for r in records if is_number(r.get("images_per_second"))]
+    if speeds:
+        values["images/s"] = statistics.median(speeds)
     ood = results.get("ood", {})
-    images = own_images(ood, [title for title, _ in _ood_scores(ood)], str(folder.path))
-    return Run(folder, config, values, curve, None if whole else done, frozenset(unfinished), tuple(notes), images)
+    return Run(
+        folder=folder,
+        config=config,
+        values=values,
+        curve=[(r["epoch"], r["knn"]["z"]) for r in knn],
+        done=None if whole else done,
+        unfinished=frozenset(unfinished),
+        notes=tuple(notes),
+        images=own_images(ood, [title for title, _ in ood_scores(ood)], str(folder.path)),
+        benchmark={name: images for name, images in benchmark_images(ood).items() if name in values},
+        diverged=None if whole else failure.get("step"),
+    )
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -166,7 +214,8 @@ def save_comparison(file: Path, groups: Sequence[Group]) -> None:
         curve = group.curve()
         if curve:
             epochs, mean, std = (list(x) for x in zip(*curve, strict=True))
-            label = f"{group.name} ({mean[-1]:.1f}{', unfinished' if group.unfinished() else ''})"
+            state = ", diverged" if group.diverged() else ", unfinished" if group.unfinished() else ""
+            label = f"{group.name} ({mean[-1]:.1f}{state})"
             (line,) = axis.plot(epochs, mean, label=label, marker="." if len(curve) < 30 else "")
             low, high = ([m + s * d for m, d in zip(mean, std, strict=True)] for s in (-1, 1))
             axis.fill_between(epochs, low, high, alpha=0.2, color=line.get_color())
@@ -175,27 +224,6 @@ def save_comparison(file: Path, groups: Sequence[Group]) -> None:
     if axis.has_data():
         axis.legend(fontsize=8)
     save_figure(figure, file, 120)
-
-
-def cell(value: Mapping[str, float] | None, column: str) -> str:
-    """A column of a :meth:`Group.summary` for the table; marked if it is not final, or not of all runs.
-
-    >>> cell({"mean": 81.5, "std": 0.25, "runs": 2, "of": 3, "unfinished": 1}, "k-NN z")
-    '81.50 ± 0.25* (2 of 3)'
-    """
-    if value is None:
-        return ""
-    some = f" ({value['runs']} of {value['of']})" if value["runs"] < value["of"] else ""
-    if column == "images/s":
-        return f"{value['mean']:,.0f}{some}"
-    text = f"{value['mean']:.2f} ± {value['std']:.2f}" if value["runs"] > 1 else f"{value['mean']:.2f}"
-    return text + (MARK if value["unfinished"] else "") + some
-
-
-def footnotes(groups: Sequence[Group]) -> list[str]:
-    """What has to be said below the table: what is not final, and what was left out."""
-    marks = [UNFINISHED] if any(group.unfinished() for group in groups) else []
-    return [*marks, *(note for group in groups for run in group.runs for note in run.notes)]
 
 
 def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -243,23 +271,6 @@ def _mark(name: str, value: Any) -> str:
     return f"{name}={'/'.join(f'{x:g}' for x in (value if isinstance(value, tuple) else (value,)))}"
 
 
-def _ood(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    summary, missing = found.get("summary", {}), found.get("missing", {})
-    for title, score in _ood_scores(found):
-        for part in ("near", "far"):
-            if part in summary[score] and not missing.get(part):
-                yield f"{part} OOD {title}", summary[score][part]
-        for name in own_sets(found):
-            yield column_title(found, title, name), found["scores"][score][name]["auroc"]
-
-
-def _ood_scores(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(title, score) of those that are shown."""
-    there = found.get("summary", {})
-    own = next((name for name in OWN_SCORES if name in there), "")
-    return [(title, score) for title, score in (("NLL", own), ("k-NN", "knn")) if score in there]
-
-
 def _without(run: Run, columns: Sequence[str]) -> Run:
     """A run without columns whose images are not those of other runs, and with a note on them."""
     if not columns:
@@ -273,7 +284,7 @@ def _without(run: Run, columns: Sequence[str]) -> Run:
     )
 
 
-_COLUMNS = {"evaluation": _evaluation, "probe": _probe, "ood": _ood}
+_COLUMNS = {"evaluation": _evaluation, "probe": _probe, "ood": ood_columns}
 
 
 def differences(one: Config, other: Config) -> dict[str, Any]:
@@ -285,7 +296,20 @@ def differences(one: Config, other: Config) -> dict[str, Any]:
 
 
 def _name(config: Config, all_configs: Sequence[Config]) -> str:
-    """The recipe; with other groups of the same one, also what differs from the first of them."""
+    """The recipe, and what differs from its own settings; from other groups of it, where these are not known."""
     same = [other for other in all_configs if other.recipe == config.recipe]
-    marks = differences(same[0], config) if len(same) > 1 else {}
+    between = {name: value for other in same for name, value in differences(other, config).items()}
+    marks, recipe = between, _recipe(config)
+    if recipe is not None:
+        found = differences(recipe, config)
+        marks = {name: value for name, value in found.items() if name not in EVIDENT or name in between}
     return config.recipe + (f" ({', '.join(f'{k} {v}' for k, v in marks.items())})" if marks else "")
+
+
+def _recipe(config: Config) -> Config | None:
+    """The recipe of a run as it is here; None if there is none of that name, or it is of another method."""
+    try:
+        recipe = load_recipe(config.recipe)
+    except UserError:
+        return None
+    return recipe if recipe.method == config.method else None

@@ -12,6 +12,7 @@ from vje.errors import UserError, command
 from vje.reporting.atlas import Atlas
 from vje.reporting.audience import Audience
 from vje.reporting.html import POLICY, fill, page
+from vje.reporting.records import read_epochs, read_failure
 from vje.reporting.run_curves import curve_panels, method_of, read_warnings
 from vje.reporting.run_page import about, map_section
 from vje.runs import RunFolder
@@ -131,7 +132,7 @@ class LiveServer:
     def state(self) -> dict[str, Any]:
         """What the page shows now."""
         ended = self._last_words() if self._ended else None
-        panels = curve_panels(self.folder.metrics(), method_of(self.folder.read("config")))
+        panels = curve_panels(read_epochs(self.folder), method_of(self.folder.read("config")))
         shown = self.map._asdict()
         del shown["body"]  # the page asks for it when the number is another
         found = {"panels": panels, "warnings": read_warnings(self.folder), "progress": dict(self.progress)}
@@ -144,8 +145,8 @@ class LiveServer:
         if progress == "finished":
             epochs = self.folder.read("config")["optimizer"]["epochs"]
             return {"status": progress, "words": f"Finished after epoch {epochs}. {report} makes a page to keep."}
-        if (path / "failed.json").exists():
-            return {"status": f"failed, {progress}", "words": self.folder.read("failed")["message"]}
+        if failure := read_failure(self.folder):
+            return {"status": progress, "words": failure["message"]}
         return {"status": f"stopped, {progress}", "words": f"Training was stopped. {resume} goes on with it."}
 
     def _rendered(self) -> Answer:

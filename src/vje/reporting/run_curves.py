@@ -6,6 +6,7 @@ from typing import Any
 
 from vje.methods import find_method, method_names
 from vje.methods.method import Method
+from vje.reporting.records import is_number
 from vje.runs import RunFolder
 
 PANELS = {
@@ -64,7 +65,7 @@ def _own_panels(records: Sequence[Mapping[str, Any]], method: type[Method]) -> l
     """Title and lines of the charts that :data:`PANELS` does not know: the loss's terms together, the rest apart."""
     known = {key for keys in PANELS.values() for key in keys}
     own = dict.fromkeys(
-        key for record in records for key, value in record.items() if _number(value) and key not in (*known, *UNSHOWN)
+        key for record in records for key, value in record.items() if is_number(value) and key not in (*known, *UNSHOWN)
     )
     terms = [key for key in TERMS if key in own]
     shared = terms if len(terms) > 1 else []
@@ -88,11 +89,7 @@ def _line(records: Sequence[Mapping[str, Any]], key: str, name: str) -> dict[str
     group, dot, inner = key.partition(".")
     values = [(r["epoch"], r.get(group, {}).get(inner) if dot else r.get(key)) for r in records]
     points = [(epoch, value) for epoch, value in values if value is not None]
-    heights = [float(f"{value:.6g}") if _number(value) else None for _, value in points]
+    heights = [float(f"{value:.6g}") if is_number(value) else None for _, value in points]
     if not any(height is not None for height in heights):
         return None
     return {"name": name, "x": [epoch for epoch, _ in points], "y": heights}
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -9,8 +9,10 @@ from vje.errors import command
 from vje.methods.method import Method
 from vje.ood.benchmark import BENCHMARKS
 from vje.reporting.atlas import Atlas
-from vje.reporting.compare import OWN_SCORES, USUAL_K
+from vje.reporting.compare import USUAL_K
 from vje.reporting.html import Html, escaped, fill, page, table, tag
+from vje.reporting.ood_columns import OWN_SCORES
+from vje.reporting.records import has_model, no_model, read_epochs, read_failure
 from vje.reporting.run_curves import curve_panels, method_of, read_warnings, titled
 from vje.runs import COMMANDS, RunFolder
 
@@ -38,7 +40,7 @@ def run_page(folder: RunFolder, atlas: Atlas | None, no_map: str = "", weights: 
         no_map: why there is no map.
         weights: fingerprint of the model on the map; results of others are left out.
     """
-    config, records = folder.read("config"), folder.metrics()
+    config, records, failure = folder.read("config"), read_epochs(folder), read_failure(folder)
     method, results = method_of(config), _results(folder, weights)
     panels, curves = curve_panels(records, method), _read(folder, "ood-curves") if "ood" in results.current else {}
     body = fill(
@@ -48,10 +50,10 @@ def run_page(folder: RunFolder, atlas: Atlas | None, no_map: str = "", weights: 
         origin=_origin(folder),
         numbers=_numbers_table(_numbers(results.current, records, method)),
         notes=Html("".join(tag("p", note, class_="note") for note in _notes(folder, results))),
-        training=_training(bool(panels)),
+        training=_training(bool(panels), diverged=bool(failure)),
         map=map_section(atlas, no_map),
         ood=_ood(folder, bool(curves)),
-        warnings=warnings_list(read_warnings(folder)),
+        warnings=warnings_list([*read_warnings(folder), *_divergence(failure, records)]),
         config=_config(config),
     )
     data = {"panels": panels, "map": None if atlas is None else atlas.as_data(), "ood": _curves(curves)}
@@ -91,6 +93,13 @@ def warnings_list(texts: list[str]) -> Html:
     if not texts:
         return tag("p", "None.", class_="note")
     return tag("ul", *(tag("li", text) for text in texts), class_="warnings")
+
+
+def _divergence(failure: Mapping[str, Any], records: list[dict[str, Any]]) -> Iterator[str]:
+    """When and why training stopped, if the loss was no longer finite."""
+    if failure:
+        when = f"after epoch {records[-1]['epoch']}" if records else "in the first epoch"
+        yield f"Diverged {when}: {failure['message']}"
 
 
 def _origin(folder: RunFolder) -> Html:
@@ -145,12 +154,16 @@ def _notes(folder: RunFolder, results: Results) -> Iterator[Html]:
     """Lines on what was left out, and on what is not there yet, with the commands that make it."""
     labelled, vje = _read(folder, "data").get("labels", True), folder.read("config").get("method", "vje") == "vje"
     expected = {"evaluation": True, "probe": labelled, "geometry": labelled and vje, "ood": False}
+    model = has_model(folder)
     for name, what in RESULTS.items():
         code = tag("code", _command(folder, name))
         if name in results.stale:
-            yield Html(f"Left out: {name}.json, {escaped(results.stale[name])}; {code} makes it anew.")
-        elif name not in results.current and expected[name]:
+            again = f"; {code} makes it anew" if model else ""
+            yield Html(f"Left out: {name}.json, {escaped(results.stale[name])}{again}.")
+        elif name not in results.current and expected[name] and model:
             yield Html(f"{escaped(what)}: not there yet; {code} makes it.")
+    if not model:
+        yield escaped(f"Nothing more can be measured: the run {no_model(folder)}.")
 
 
 def _command(folder: RunFolder, name: str) -> str:
@@ -211,9 +224,10 @@ _ROWS = {"evaluation": _evaluation, "probe": _probe, "ood": _ood_numbers, "geome
 # Sections
 
 
-def _training(there: bool) -> Html:
+def _training(there: bool, diverged: bool) -> Html:
     if not there:
-        return tag("p", "No epoch is finished yet.", class_="note")
+        words = "It diverged before the end of the first epoch." if diverged else "No epoch is finished yet."
+        return tag("p", words, class_="note")
     return Html('<div class="panels" id="training-panels"></div>')
 
 
@@ -230,6 +244,8 @@ def map_section(atlas: Atlas | None, reason: str = "") -> Html:
 def _ood(folder: RunFolder, there: bool) -> Html:
     if there:
         return Html('<div id="ood-panels"></div>')
+    if not has_model(folder):
+        return tag("p", f"There are no ROC curves and score densities: the run {no_model(folder)}.", class_="note")
     words = "ROC curves and score densities: not there yet; ", tag("code", _command(folder, "ood")), " makes them."
     return tag("p", *words, class_="note")
 

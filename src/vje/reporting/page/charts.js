@@ -33,7 +33,7 @@ function curveChart(panel) {
   layout.showlegend = panel.lines.length > 1;
   if (!layout.showlegend) layout.margin.t = 8;
   const traces = panel.lines.map((one, number) => ({
-    x: one.x, y: one.y, name: one.name, type: "scatter", mode: one.x.length < 25 ? "lines+markers" : "lines",
+    x: one.x, y: one.y, name: plain(one.name), type: "scatter", mode: one.x.length < 25 ? "lines+markers" : "lines",
     line: { color: line(number), width: 2, dash: DASHES[Math.floor(number / 7) % 3] }, marker: { size: 5 },
     hovertemplate: "%{y:.4~g}", error_y: one.std ? { array: one.std, thickness: 1, width: 2 } : undefined,
   }));
@@ -56,7 +56,7 @@ function rocChart(set) {
   Object.assign(layout, { hovermode: "closest", margin: { l: 46, r: 10, t: 8, b: 36 } });
   layout.legend = { x: 1, y: 0.02, xanchor: "right", yanchor: "bottom", font: { size: 11 }, bgcolor: `${colour("paper")}cc` };
   const traces = set.roc.map((one, number) => ({
-    x: one.false_alarms, y: one.hits, type: "scatter", mode: "lines", name: `${one.name} ${one.auroc.toFixed(1)}`,
+    x: one.false_alarms, y: one.hits, type: "scatter", mode: "lines", name: plain(`${one.name} ${one.auroc.toFixed(1)}`),
     line: { color: line(number), width: 2 }, hovertemplate: "%{y:.1%} caught, %{x:.1%} flagged",
   }));
   traces.push({
@@ -68,11 +68,11 @@ function rocChart(set) {
 
 function densityChart(set, score) {
   const layout = baseLayout();
-  layout.xaxis.title = { text: score, font: { size: 11, color: colour("quiet") }, standoff: 6 };
+  layout.xaxis.title = { text: plain(score), font: { size: 11, color: colour("quiet") }, standoff: 6 };
   Object.assign(layout.yaxis, { showticklabels: false, rangemode: "tozero" });
   const { edges, inside, outside } = set.density;
   const traces = [["in-distribution", inside, 0], [set.name, outside, 1]].map(([name, heights, number]) => ({
-    x: edges, y: [...heights, heights[heights.length - 1]], name, type: "scatter", mode: "lines", fill: "tozeroy",
+    x: edges, y: [...heights, heights[heights.length - 1]], name: plain(name), type: "scatter", mode: "lines", fill: "tozeroy",
     line: { color: line(number), width: 1.5, shape: "hv" }, hovertemplate: "%{y:.3~g}",
   }));
   return { traces, layout };

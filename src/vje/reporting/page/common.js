@@ -39,6 +39,9 @@ function inWords(value) {
   return (size !== 0 && size < 0.001 ? value.toExponential(1) : value.toFixed(digits)).replace("-", "\u2212");
 }
 
+// A text for Plotly, which takes some tags and entities in names and titles for markup.
+const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
 // Theme: the system's, until the button is pressed.
 
 const wantsDark = window.matchMedia("(prefers-color-scheme: dark)");

@@ -1,0 +1,50 @@
+"""The comparison as a table: what stands in its cells, above its columns and below it."""
+
+from collections.abc import Mapping, Sequence
+
+from vje.reporting.compare import DIVERGED, MARK, Group
+
+UNFINISHED = f"{MARK} unfinished: epochs done of all, and values that are not final"
+PARTIAL = f"{MARK} not the protocol's own image list (other counts)"
+
+
+def cell(value: Mapping[str, float] | None, column: str) -> str:
+    """A column of a :meth:`Group.summary` for the table; marked if it is not final, or not of all runs.
+
+    >>> cell({"mean": 81.5, "std": 0.25, "runs": 2, "of": 3, "unfinished": 1, "diverged": 0}, "k-NN z")
+    '81.50 ± 0.25* (2 of 3)'
+    """
+    if value is None:
+        return ""
+    some = f" ({value['runs']} of {value['of']})" if value["runs"] < value["of"] else ""
+    if column == "images/s":
+        return f"{value['mean']:,.0f}{some}"
+    text = f"{value['mean']:.2f} ± {value['std']:.2f}" if value["runs"] > 1 else f"{value['mean']:.2f}"
+    return text + (MARK if value["unfinished"] else "") + (DIVERGED if value["diverged"] else "") + some
+
+
+def heads(groups: Sequence[Group]) -> dict[str, str]:
+    """The columns, and what stands above each: its name, with a mark if some sets are not the protocol's own."""
+    marked = {name for group in groups for name in group.partial()}
+    names = dict.fromkeys(name for group in groups for name in group.summary())
+    return {name: f"{name}{MARK}" if name in marked else name for name in names}
+
+
+def footnotes(groups: Sequence[Group]) -> list[str]:
+    """What has to be said below the table: what is not final or not the protocol's, and what was left out."""
+    marks = [UNFINISHED] if any(group.unfinished() for group in groups) else []
+    for run in (run for group in groups for run in group.diverged()):
+        when = f"at step {run.diverged}, after {run.done} of {run.config.optimizer.epochs} epochs"
+        marks.append(f"{DIVERGED} diverged: {run.folder.path}, {when}; its values are from before that")
+    return [*marks, *_partial_notes(groups), *(note for group in groups for note in group.notes())]
+
+
+def _partial_notes(groups: Sequence[Group]) -> list[str]:
+    """Names the sets that are not the protocol's own; and whose they are, where that is not the same for all."""
+    measured = [group for group in groups if any(run.benchmark for run in group.runs)]
+    sets = [
+        ", ".join(dict.fromkeys(name for names in group.partial().values() for name in names)) for group in measured
+    ]
+    if len(set(sets)) > 1:
+        sets = [f"{names} ({group.name})" for names, group in zip(sets, measured, strict=True) if names]
+    return [f"{PARTIAL}: {'; '.join(dict.fromkeys(sets))}"] if any(sets) else []

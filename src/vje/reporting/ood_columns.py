@@ -1,0 +1,79 @@
+"""What ``vje ood`` found as columns of a comparison: the scores that are shown, and the images that they are of."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vje.ood.benchmark import BENCHMARKS
+from vje.reporting.own_sets import column_title, own_sets
+
+OWN_SCORES = ("nll", "ps_nll")
+"""The likelihood scores that stand for a method in the OOD columns; others are judged by k-NN distance alone."""
+
+NEAR = frozenset(each.name for sets in BENCHMARKS.values() for each in sets if each.near)
+"""Sets that count as near-OOD in any benchmark; all others are far."""
+
+
+class Images(NamedTuple):
+    """The images that a column of a benchmark is of.
+
+    Attributes:
+        prints: what identifies the in-distribution images and each set; empty if that was not recorded.
+        counts: how many there are of each; empty likewise.
+        partial: names of those that are not the protocol's own image lists.
+    """
+
+    prints: Mapping[str, str]
+    counts: Mapping[str, int]
+    partial: tuple[str, ...]
+
+
+def ood_columns(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """(title, AUROC) of a result: the means over near and far sets that lack none, or each set of one's own."""
+    for title, score in ood_scores(found):
+        for part in _parts(found, score):
+            yield f"{part} OOD {title}", found["summary"][score][part]
+        for name in own_sets(found):
+            yield column_title(found, title, name), found["scores"][score][name]["auroc"]
+
+
+def ood_scores(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(title, score) of those that are shown."""
+    there = found.get("summary", {})
+    own = next((name for name in OWN_SCORES if name in there), "")
+    return [(title, score) for title, score in (("NLL", own), ("k-NN", "knn")) if score in there]
+
+
+def benchmark_images(found: Mapping[str, Any]) -> dict[str, Images]:
+    """The images of each column of a benchmark's result; none if it is of sets of one's own."""
+    return {
+        f"{part} OOD {title}": _images(found, near=part == "near")
+        for title, score in ood_scores(found)
+        for part in _parts(found, score)
+    }
+
+
+def differ(images: Sequence[Images]) -> bool:
+    """Whether columns are of different images: by what identifies them, or by how many, where not all say more.
+
+    >>> differ([Images({}, {"id": 9}, ()), Images({"id": "a"}, {"id": 9}, ())])
+    False
+    """
+    prints = [each.prints for each in images]
+    known: Sequence[Mapping[str, object]] = prints if all(prints) else [each.counts for each in images if each.counts]
+    return any(each != known[0] for each in known)
+
+
+def _parts(found: Mapping[str, Any], score: str) -> list[str]:
+    missing = found.get("missing") or {}
+    return [part for part in ("near", "far") if part in found["summary"][score] and not missing.get(part)]
+
+
+def _images(found: Mapping[str, Any], near: bool) -> Images:
+    def of_part(name: str) -> bool:
+        return name == "id" or (name in NEAR) == near
+
+    prints, counts = (
+        {name: value for name, value in found.get(key, {}).items() if of_part(name)} for key in ("images", "counts")
+    )
+    partial = (found["data"] if name == "id" else name for name in found.get("partial", ()) if of_part(name))
+    return Images(prints, counts, tuple(map(str, partial)))
