@@ -249,6 +249,9 @@ def _evaluation(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name in ("z", "mean", "target"):
         if name in knn:
             yield f"k-NN {name}" if k == USUAL_K else f"k-NN {name} (k={k})", knn[name]
+    posterior, rank = found.get("posterior", {}), found.get("effective_rank")
+    values = {"variance": posterior.get("variance"), "KL": posterior.get("kl"), "rank of z": rank}
+    yield from ((title, value) for title, value in values.items() if value is not None)
 
 
 def _probe(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

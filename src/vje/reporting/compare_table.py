@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from vje.reporting.compare import DIVERGED, MARK, Group
 
 UNFINISHED = f"{MARK} unfinished: epochs done of all, and values that are not final"
+DIGITS = {"variance": 3, "KL": 1, "rank of z": 1}
+"""After the point, where it is not two."""
 PARTIAL = f"{MARK} not the protocol's own image list (other counts)"
 
 
@@ -19,7 +21,8 @@ def cell(value: Mapping[str, float] | None, column: str) -> str:
     some = f" ({value['runs']} of {value['of']})" if value["runs"] < value["of"] else ""
     if column == "images/s":
         return f"{value['mean']:,.0f}{some}"
-    text = f"{value['mean']:.2f} ± {value['std']:.2f}" if value["runs"] > 1 else f"{value['mean']:.2f}"
+    digits = DIGITS.get(column, 2)
+    text = f"{value['mean']:.{digits}f}" + (f" ± {value['std']:.{digits}f}" if value["runs"] > 1 else "")
     return text + (MARK if value["unfinished"] else "") + (DIVERGED if value["diverged"] else "") + some
 
 
