@@ -63,6 +63,17 @@ def test_seeds_are_averaged_and_methods_stay_apart(vje, make_run, tmp_path):
     assert (tmp_path / "c.png").stat().st_size > 5000
 
 
+def test_what_the_posterior_is_like_stands_beside_accuracy(vje, make_run, tmp_path):
+    found = {"knn": {"k": 20, "z": 80.0}, "posterior": {"variance": 0.6513, "kl": 143.86}, "effective_rank": 249.96}
+    simsiam = {"knn": {"k": 20, "z": 70.0}, "effective_rank": 99.0}
+    runs = [make_run("a", evaluation=found), make_run("b", recipe="cifar10-simsiam", evaluation=simsiam)]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    assert answer.status == 0, answer.err
+    assert all(text in answer.out for text in ("variance", "0.651", "KL", "143.9", "rank of z", "250.0", "99.0"))
+    assert groups_of(tmp_path)["cifar10"]["values"]["variance"]["mean"] == 0.6513
+    assert "variance" not in groups_of(tmp_path)["cifar10-simsiam"]["values"]
+
+
 def test_settings_other_than_the_seed_make_groups_of_their_own(vje, make_run, tmp_path):
     runs = [make_run("a", recipe="cifar10-ema"), make_run("b", recipe="cifar10-ema", momentum=0.9, seed=1)]
     assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
