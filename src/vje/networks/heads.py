@@ -24,7 +24,10 @@ def mlp(widths: Sequence[int], last_norm: LastNorm = "none", last_bias: bool = T
     ['Linear', 'BatchNorm1d', 'ReLU', 'Linear']
     """
     if len(widths) < 2 or min(widths) < 1:
-        raise ValueError(f"a head needs a layer at least, and widths of 1 or more, got widths {list(widths)}")
+        raise ValueError(
+            "a head needs a layer at least, and widths (such as hidden, projection or bottleneck) of 1 or more, "
+            f"got widths {list(widths)}"
+        )
     layers: list[nn.Module] = []
     for before, after in pairwise(widths[:-1]):
         layers += [nn.Linear(before, after, bias=False), nn.BatchNorm1d(after), nn.ReLU(inplace=True)]

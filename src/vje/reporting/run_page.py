@@ -204,12 +204,13 @@ def _probe(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
 
 
 def _ood_numbers(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
-    scores = found.get("summary", {})
+    scores, partial = found.get("summary", {}), found.get("partial", [])
+    note = f"; not the protocol's own images: {', '.join(partial)}" if partial else ""
     own = next((name for name in OWN_SCORES if name in scores), None)
     for score, title in ((own, "likelihood alone, nothing fitted"), ("knn", "k-NN distance to training features")):
         for part, words in (("near", "near sets"), ("far", "far sets"), ("avg", "average")):
             if score in scores and part in scores[score]:
-                yield f"OOD detection, {words}", shown(scores[score][part], ".1f", "%"), f"AUROC of the {title}"
+                yield f"OOD detection, {words}", shown(scores[score][part], ".1f", "%"), f"AUROC of the {title}{note}"
 
 
 def _geometry(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
