@@ -11,8 +11,8 @@ import pytest
 from vje.cli.probe import BATCH, Options
 from vje.config import to_dict
 from vje.evaluation.probe import RATES
+from vje.evaluation.usual import USUAL_PROBE
 from vje.recipes import load_recipe
-from vje.reporting.compare import USUAL_PROBE
 from vje.runs import RunFolder
 
 

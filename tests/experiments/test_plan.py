@@ -10,13 +10,13 @@ import pytest
 
 from vje.config import to_dict
 from vje.errors import UserError
+from vje.evaluation.usual import USUAL_PROBE
 from vje.experiments import load_experiment
 from vje.experiments.estimate import clock, estimate
 from vje.experiments.grid import Run, Scale, changed_options
 from vje.experiments.plan import divergence, missing_sets, plan, plan_all
 from vje.experiments.table import Missing, Results
 from vje.experiments.usual import unusual
-from vje.reporting.compare import USUAL_PROBE
 from vje.runs import RunFolder
 
 DECLARATION = """

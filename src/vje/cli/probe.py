@@ -10,6 +10,7 @@ import tyro
 from vje.cli.evaluate import run_config, tell_unreadable
 from vje.config import Config
 from vje.errors import UserError
+from vje.evaluation.usual import KEPT_BYTES
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 BATCH = 256
 MOMENTUM = 0.9
-KEPT_BYTES = 8 * 2**30
-"""Training features that would take more than this are not kept but computed as they are wanted."""
 COMPARED = ("epochs", "batch", "momentum", "weight_decay", "standardize", "augment", "seed", "held_out", "rates")
 """Settings that results of several calls must have in common to stand side by side."""
 OTHER_WORDS = {"ema": "target"}

@@ -6,8 +6,7 @@ Importable without torch.
 from collections.abc import Mapping
 from typing import Any
 
-from vje.cli.probe import KEPT_BYTES
-from vje.reporting.compare import USUAL_K, USUAL_PROBE
+from vje.evaluation.usual import KEPT_BYTES, USUAL_K, USUAL_PROBE
 from vje.runs import RunFolder
 
 

@@ -8,25 +8,13 @@ from typing import Any
 
 from vje.config import Config, changed_fields, stored_config
 from vje.errors import UserError, command
+from vje.evaluation.usual import USUAL_K, USUAL_PROBE
 from vje.recipes import load_recipe
 from vje.reporting.figures import save_figure
 from vje.reporting.ood_columns import Images, benchmark_images, differ, ood_columns, ood_scores
 from vje.reporting.own_sets import own_images, own_options
 from vje.reporting.records import is_number, read_epochs, read_failure
 from vje.runs import COMMANDS, RunFolder, distinct
-
-USUAL_K = 20
-"""Neighbours of the k-NN in training, and of `vje evaluate` unless told otherwise."""
-
-USUAL_PROBE: Mapping[str, Any] = {
-    "epochs": 100,
-    "batch": 256,
-    "lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
-    "weight_decay": 0.0,
-    "standardize": True,
-    "augment": False,
-}
-"""How `vje probe` trains its classifiers unless told otherwise."""
 
 MARK = "*"
 DIVERGED = "\u2020"

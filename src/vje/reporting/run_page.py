@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vje.errors import command
+from vje.evaluation.usual import USUAL_K
 from vje.methods.method import Method
 from vje.ood.benchmark import BENCHMARKS
 from vje.reporting.atlas import Atlas
-from vje.reporting.compare import USUAL_K
 from vje.reporting.html import Html, escaped, fill, page, table, tag
 from vje.reporting.ood_columns import OWN_SCORES
 from vje.reporting.records import has_model, no_model, read_epochs, read_failure
