@@ -93,7 +93,8 @@ class Group:
         for run in self.runs:
             for column, images in run.benchmark.items():
                 sets.setdefault(column, {}).update(dict.fromkeys(images.partial))
-        return {column: list(names) for column, names in sets.items() if names and column not in self.apart()}
+        apart = self.apart()
+        return {column: list(names) for column, names in sets.items() if names and column not in apart}
 
     def notes(self) -> list[str]:
         """What was left out, and why."""
