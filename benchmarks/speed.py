@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py --data-dir data --out results/speed-h200.json
     python benchmarks/speed.py --data-dir data --only cifar10/graph lightly
-    python benchmarks/speed.py --data-dir data --warm --only methods
+    python benchmarks/speed.py --data-dir data --warm --together --only methods
 
 VJE: the recipes ``cifar10`` and ``cifar10-ema`` as ``vje train`` builds them (ResNet-18, batch 256, bfloat16 encoder),
 each eager, compiled, and compiled + captured as one CUDA graph; the other methods as captured graphs, with their own
@@ -17,12 +17,16 @@ A step of batch 256 counts as 256 images, though each gives two views. After war
 from an idle device to an idle device; the table shows their median. "first step" is the time from nothing to the end of
 the first step, data already read: building, compiling with empty caches, capturing (the first case to compile also
 loads the compiler). Memory is the peak that PyTorch allocated, the data set included.
+
+With ``--together`` every case has a process of its own, all are built first, and their windows take turns, so that what
+drifts (clocks, heat) drifts for all; first steps mean nothing then.
 """
 
 import argparse
 import gc
 import importlib.util
 import itertools
+import multiprocessing
 import os
 import shlex
 import statistics
@@ -34,6 +38,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +72,9 @@ NAMES = (
 )
 GROUPS = {"methods": [*(f"{recipe}/graph" for recipe in (*RECIPES, *METHODS))]}
 
+LEAD = 40
+"""Steps that are not timed, before each window of a case that had to wait for the others'."""
+
 Step = Callable[[], object]
 
 
@@ -98,33 +106,91 @@ class Result:
     windows: list[float]
 
 
-def measure(name: str, plan: Plan, data: Data, device: torch.device) -> Result:
-    gpu = device.type == "cuda"
-    gc.collect()  # what the last case left
-    if gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+class Case:
+    """One case, built and warmed up, whose windows of steps can be timed."""
 
-    def seconds(action: Step, times: int = 1) -> float:
+    def __init__(self, name: str, plan: Plan, data: Data, device: torch.device) -> None:
+        self.name, self.plan, self.device = name, plan, device
+        self.times: list[float] = []
         began = time.perf_counter()
-        for _ in range(times):
-            action()
-        if gpu:
-            torch.cuda.synchronize(device)
+        self.step = build(name, plan, data, device)
+        self.seconds(1)
+        self.first = time.perf_counter() - began
+        self.seconds(plan.warmup)
+
+    def seconds(self, steps: int) -> float:
+        """How long so many steps take, from an idle device to an idle device."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return time.perf_counter() - began
 
-    began = time.perf_counter()
-    compiles = name.endswith(("/compiled", "/graph"))
-    with cold_compiler() if compiles and not plan.warm else nullcontext():
-        step = build(name, plan, data, device)
-        seconds(step)
-        first = time.perf_counter() - began
-        seconds(step, plan.warmup)
-        times = [seconds(step, plan.steps) for _ in range(plan.windows)]
-    speeds = [plan.steps * plan.batch / t for t in times]
-    milliseconds = 1000 * statistics.median(times) / plan.steps
-    memory = torch.cuda.max_memory_allocated(device) / 2**30 if gpu else None
-    return Result(name, statistics.median(speeds), min(speeds), max(speeds), milliseconds, first, memory, speeds)
+    def window(self) -> None:
+        self.times.append(self.seconds(self.plan.steps))
+
+    def result(self) -> Result:
+        speeds = [self.plan.steps * self.plan.batch / t for t in self.times]
+        milliseconds = 1000 * statistics.median(self.times) / self.plan.steps
+        memory = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else None
+        middle, first = statistics.median(speeds), self.first
+        return Result(self.name, middle, min(speeds), max(speeds), milliseconds, first, memory, speeds)
+
+
+def one_by_one(plan: Plan, folder: Path, device: torch.device) -> Iterator[Result]:
+    data = read_data(plan, folder)
+    for name in plan.names:
+        gc.collect()  # what the last case left
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        compiles = name.endswith(("/compiled", "/graph"))
+        with cold_compiler() if compiles and not plan.warm else nullcontext():
+            case = Case(name, plan, data, device)
+            for _ in range(plan.windows):
+                case.window()
+        yield case.result()
+
+
+def together(plan: Plan, folder: Path, device: torch.device, ready: Callable[[], None]) -> Iterator[Result]:
+    """Every case in a process of its own; when all are built, their windows take turns on the device."""
+    context = multiprocessing.get_context("spawn")
+    cases: list[tuple[str, Connection]] = []
+    for name in plan.names:
+        ours, theirs = context.Pipe()
+        context.Process(target=serve, args=(name, plan, folder, device, theirs), daemon=True).start()
+        theirs.close()
+        cases.append((name, ours))
+
+    def answer(name: str, case: Connection) -> Any:
+        try:
+            return case.recv()
+        except EOFError:
+            raise SystemExit(f"{name} failed; what it said is above") from None
+
+    for name, case in cases:
+        answer(name, case)
+    ready()
+    for _ in range(plan.windows):
+        for name, case in cases:
+            case.send("window")
+            answer(name, case)
+    for name, case in cases:
+        case.send("result")
+        yield answer(name, case)
+
+
+def serve(name: str, plan: Plan, folder: Path, device: torch.device, parent: Connection) -> None:
+    """A case's process: does what it is told, one word at a time."""
+    set_determinism(False)
+    case = Case(name, plan, read_data(plan, folder), device)
+    parent.send("built")
+    while parent.recv() == "window":
+        case.seconds(LEAD)  # clocks up, and what a loader prepared in the pause used up
+        case.window()
+        parent.send("timed")
+    parent.send(case.result())
 
 
 @contextmanager
@@ -209,6 +275,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=Plan.windows)
     parser.add_argument("--steps", type=int, default=Plan.steps, help="in a window")
     parser.add_argument("--warm", action="store_true", help="use what was compiled before; first steps mean nothing")
+    parser.add_argument("--together", action="store_true", help="a process for each case, windows in turns")
+    parser.add_argument("--pause", action="store_true", help="with --together: time when Enter is pressed")
     parser.add_argument("--smoke", action="store_true", help="a few tiny steps on the CPU, to see that it runs")
     args = parser.parse_args(arguments)
     args.only = [name for word in args.only or () for name in GROUPS.get(word, [word])]
@@ -220,6 +288,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
+def read_data(plan: Plan, folder: Path) -> Data:
+    config = configure(RECIPES[0], plan)
+    return build_data(replace(config, data=replace(config.data, data_dir=folder)))
+
+
 def main(arguments: list[str]) -> None:
     args, console = parse(arguments), Console()
     plan = SMOKE if args.smoke else Plan(windows=args.windows, steps=args.steps, warm=args.warm)
@@ -229,21 +302,26 @@ def main(arguments: list[str]) -> None:
     if lightly_version() is None and not set(names).isdisjoint(PEERS):
         console.print("lightly is not installed (pip install lightly), so it is skipped")
         names = [name for name in names if name not in PEERS]
+    plan = replace(plan, names=tuple(names))
     real = not args.smoke and (args.data_dir / "cifar10.npz").is_file()
-    config = configure(RECIPES[0], plan)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = args.data_dir if real else random_images(Path(scratch), 64 if args.smoke else 50_000)
-        data = build_data(replace(config, data=replace(config.data, data_dir=folder)))
     report: dict[str, Any] = {"command": shlex.join(["python", "benchmarks/speed.py", *arguments])}
     report["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     report |= {"cpu_cores": os.cpu_count(), "lightly": lightly_version(), **environment(device)}
-    report |= {"data": "cifar10" if real else "random", "plan": asdict(replace(plan, names=tuple(names)))}
-    results: list[Result] = []
-    for name in names:
-        results.append(measure(name, plan, data, device))
-        console.print(f"{name}: {results[-1].images_per_second:,.0f} images/s")
-        if args.out:  # after every case, so that an interruption costs one
-            write_json(args.out, report | {"results": [asdict(result) for result in results]})
+    report |= {"data": "cifar10" if real else "random", "plan": asdict(plan)}
+
+    def ready() -> None:
+        if args.pause:
+            input(f"{len(names)} cases are built. Press Enter when nothing else runs on the device. ")
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.data_dir if real else random_images(Path(scratch), 64 if args.smoke else 50_000)
+        cases = together(plan, folder, device, ready) if args.together else one_by_one(plan, folder, device)
+        results: list[Result] = []
+        for result in cases:
+            results.append(result)
+            console.print(f"{result.name}: {result.images_per_second:,.0f} images/s")
+            if args.out:  # after every case, so that an interruption costs one
+                write_json(args.out, report | {"results": [asdict(found) for found in results]})
     console.print(table(results))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -96,6 +97,11 @@ def build_method(config: Config, preprocessing: Preprocessing, classes: int | No
             raise UserError(
                 f"--method {config.method} learns from labels, and {config.data.data} has none: give --labels FILE."
             )
+        if classes == 1:
+            raise UserError(
+                f"--method {config.method} has nothing to learn: the training images of {config.data.data} are all of "
+                "one class."
+            )
         options["classes"] = classes
     try:
         encoder = build_encoder(
@@ -126,6 +132,15 @@ def scaled_warmup(epochs: int, warmup: float) -> float:
     return epochs / 10 if warmup > epochs / 2 else warmup
 
 
+def _classes(labels: NDArray[np.int64]) -> int:
+    """Classes numbered from 0 up to the largest label; one, whatever its number, where all images share it.
+
+    >>> _classes(np.array([0, 3, 3])), _classes(np.array([3, 3]))
+    (4, 1)
+    """
+    return int(labels.max()) + 1 if (labels != labels[0]).any() else 1
+
+
 def build_loop(
     config: Config,
     data: Data,
@@ -137,7 +152,7 @@ def build_loop(
     """Everything a config describes, ready to train."""
     torch.manual_seed(config.run.seed)
     labels = data.splits.train.labels
-    classes = None if labels is None else int(labels.max()) + 1
+    classes = None if labels is None else _classes(labels)
     method = build_method(config, data.preprocessing, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.run.sync_batch_norm and world.size > 1:
         method = nn.SyncBatchNorm.convert_sync_batchnorm(method)

@@ -187,3 +187,13 @@ def test_settings_that_a_method_cannot_work_with(refused, tmp_path, tiny, method
     np.savez(data, train_images=images())
     out = tmp_path / "run"
     refused("train", "folder", "--method", method, "--data", data, "--out", out, *tiny, *options, words=words)
+
+
+def test_classes_to_tell_apart_when_there_is_one(refused, tmp_path, tiny):
+    """The only label is not 0, so counting up to it would find four."""
+    data, out = tmp_path / "set.npz", tmp_path / "run"
+    np.savez(data, train_images=images(), train_labels=np.full(len(images()), 3))
+    refused(
+        "train", "folder", "--method", "supervised", "--data", data, "--out", out, *tiny, words=["all of one class"]
+    )
+    assert not out.exists()
