@@ -72,9 +72,6 @@ NAMES = (
 )
 GROUPS = {"methods": [*(f"{recipe}/graph" for recipe in (*RECIPES, *METHODS))]}
 
-LEAD = 40
-"""Steps that are not timed, before each window of a case that had to wait for the others'."""
-
 Step = Callable[[], object]
 
 
@@ -84,6 +81,7 @@ class Plan:
     windows: int = 7
     steps: int = 100
     warmup: int = 100
+    lead: int = 40  # steps before each window that had to wait for other cases'
     batch: int = 256
     size: int = 32
     encoder: str = "resnet18"
@@ -91,7 +89,7 @@ class Plan:
     warm: bool = False
 
 
-SMOKE = Plan((*(f"{r}/eager" for r in RECIPES), *PEERS), 2, 2, 1, batch=8, size=16, encoder="resnet8", workers=0)
+SMOKE = Plan((*(f"{r}/eager" for r in RECIPES), *PEERS), 2, 2, 1, 1, batch=8, size=16, encoder="resnet8", workers=0)
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ def serve(name: str, plan: Plan, folder: Path, device: torch.device, parent: Con
     case = Case(name, plan, read_data(plan, folder), device)
     parent.send("built")
     while parent.recv() == "window":
-        case.seconds(LEAD)  # clocks up, and what a loader prepared in the pause used up
+        case.seconds(plan.lead)  # clocks up, and what a loader prepared in the pause used up
         case.window()
         parent.send("timed")
     parent.send(case.result())

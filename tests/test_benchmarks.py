@@ -36,6 +36,12 @@ def test_smoke_run_measures_both_recipes(
         assert result["first_step_seconds"] > 0
 
 
+def test_cases_in_processes_of_their_own_take_turns(speed: ModuleType, tmp_path: Path) -> None:
+    speed.main(["--smoke", "--together", "--only", "cifar10", "--out", str(tmp_path / "speed.json")])
+    (result,) = json.loads((tmp_path / "speed.json").read_text())["results"]
+    assert (result["name"], len(result["windows"])) == ("cifar10/eager", 2)
+
+
 def test_lightly_runs_where_it_is_installed(speed: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("lightly")
     speed.main(["--smoke", "--only", "lightly"])
