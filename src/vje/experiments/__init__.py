@@ -238,5 +238,5 @@ ORDER = (
     *("ood-scoring-datasets", "ood-roc", "ood-nll-density", "ood-nu-sweep", "ood-visimsiam-scores"),
     *("ood-openood-context", "ood-common-bench", "nu-sweep", "loss-ablation", "norm-pathology"),
     *("pathology-imagenet", "pathology-decomp-grid", "mc-ablation", "isotropic", "compute"),
-    *("cifar10-methods", "cifar10-ood"),
+    *("cifar10-methods", "cifar10-methods-ood", "cifar10-ood"),
 )
