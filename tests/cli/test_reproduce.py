@@ -197,6 +197,7 @@ def test_a_profile_that_cannot_be_made_again_keeps_its_counts(tmp_path, vje, mon
         (["nu-sweep", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["nu-sweep", "--minutes", "0"], "--minutes must be positive, got 0"),
         (["nu-sweep", "isotropc"], "Did you mean isotropic?"),
+        (["nu-sweep", "--only", "cifar11"], "--only cifar11: nu-sweep has no such runs; its data sets: cifar10"),
     ],
 )
 def test_mistakes(vje, arguments, words):

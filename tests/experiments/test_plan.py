@@ -310,3 +310,18 @@ def test_a_probe_with_other_settings_is_none_of_the_table(tmp_path, changes, wor
     folder.write("model", {"dim": 2048})
     folder.write("probe", PROBE | changes)
     assert unusual(folder, "probe") == words
+
+
+def test_only_some_data_sets_are_made(tmp_path):
+    wanted = load_experiment("nu-sweep")
+    jobs = plan(wanted, Scale(50, 1, ("cifar10",)), tmp_path, tmp_path)
+    todo = [job for job in jobs if job.steps and not job.obstacle]
+    assert len(jobs) == 24 and {job.run.data() for job in todo} <= {"cifar10"}
+    others = {job.obstacle for job in jobs if job.run.data() != "cifar10"}
+    assert others == {"their data sets are not among --only cifar10"}
+    everything = plan(wanted, Scale(50, 1), tmp_path, tmp_path)
+    assert [job.run for job in everything] == [job.run for job in jobs]
+    assert [job.obstacle for job in everything if job.run.data() == "cifar10"] == [
+        job.obstacle for job in jobs if job.run.data() == "cifar10"
+    ]
+    assert Scale(50, 1, ("cifar10",)).file_name(wanted) == Scale(50, 1).file_name(wanted)

@@ -34,6 +34,8 @@ class Options:
     """Longest run; the default is the paper's. What is written says so if it is less."""
     seeds: int | None = None
     """Seeds of each cell, at most; the default is the paper's, mostly 3."""
+    only: tuple[str, ...] = ()
+    """Make the runs of these data sets alone, such as cifar10; cells of others show what is there."""
     data_dir: Path | None = None
     """Where data sets are; the default is data."""
     out: Path = Path("runs/reproduce")
@@ -61,12 +63,13 @@ def run(arguments: list[str]) -> int:
             raise UserError(f"{option} must be at least 1, got {value}.")
     if options.minutes is not None and not options.minutes > 0:
         raise UserError(f"--minutes must be positive, got {options.minutes:g}.")
-    scale, console = Scale(options.epochs, options.seeds), Console()
+    scale, console = Scale(options.epochs, options.seeds, options.only), Console()
     if options.list:
         return _list(options, scale, console)
     if not options.names:
         raise UserError("`vje reproduce` needs to know what: a name such as nu-sweep. `vje reproduce --list` has them.")
     experiments = [load_experiment(name) for name in dict.fromkeys(options.names)]
+    _check_only(experiments, scale)
     if options.dry_run:
         for experiment in experiments:
             jobs = plan(experiment, scale, options.out, options.data_dir)
@@ -76,6 +79,16 @@ def run(arguments: list[str]) -> int:
         _print_estimate(jobs, options.out, console)
         return 0
     return _make(experiments, options, scale, console)
+
+
+def _check_only(experiments: "Sequence[Experiment]", scale: Scale) -> None:
+    """Refuse a data set that no table has runs of."""
+    cells = [cell for experiment in experiments for row in experiment.cells() for cell in row]
+    known = dict.fromkeys(run.data() for cell in cells for run in scale.runs(cell))
+    for name in scale.only:
+        if name not in known:
+            names = ", ".join(experiment.name for experiment in experiments)
+            raise UserError(f"--only {name}: {names} has no such runs; its data sets: {', '.join(known) or 'none'}.")
 
 
 def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, console: "Console") -> int:

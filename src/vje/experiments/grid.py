@@ -27,10 +27,12 @@ class Scale:
     Attributes:
         epochs: of a run, at most; None for the paper's.
         seeds: of a cell, at most; None for the paper's.
+        only: data sets whose runs are made; empty for all.
     """
 
     epochs: int | None = None
     seeds: int | None = None
+    only: tuple[str, ...] = ()
 
     def runs(self, cell: Cell) -> "list[Run]":
         """The runs of a cell, one a seed; none if it needs none."""

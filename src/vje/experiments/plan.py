@@ -57,7 +57,7 @@ def plan(experiment: Experiment, scale: Scale, out: Path, data_dir: Path | None,
         for run in _runs(cell, scale, thorough):
             wanted.setdefault(run, {}).update(dict.fromkeys(commands))
     return [
-        _job(run, tuple(commands), out / run.name, data_dir, thorough, experiment.picture)
+        _job(run, tuple(commands), out / run.name, data_dir, scale.only, thorough, experiment.picture)
         for run, commands in wanted.items()
     ]
 
@@ -87,7 +87,13 @@ def plan_all(
 
 
 def _job(
-    run: Run, commands: tuple[str, ...], path: Path, data_dir: Path | None, thorough: bool, picture: str = ""
+    run: Run,
+    commands: tuple[str, ...],
+    path: Path,
+    data_dir: Path | None,
+    only: tuple[str, ...],
+    thorough: bool,
+    picture: str = "",
 ) -> Job:
     folder = RunFolder(path)
     state = state_of(folder, run.epochs)
@@ -100,6 +106,8 @@ def _job(
     obstacle = ""
     if steps and state == "finished" and is_record(folder):
         obstacle = "only their records were kept, and measuring more needs their weights"
+    elif steps and only and run.data() not in only:
+        obstacle = f"their data sets are not among --only {' '.join(only)}"
     elif steps:
         try:
             check_data(run.data(), run.data_dir(data_dir))
