@@ -130,8 +130,8 @@ class OptimizerConfig:
     """Images a step, over all processes."""
     lr: float = 0.05
     """Learning rate after warm-up; it falls to zero on a cosine."""
-    optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
-    """SGD with momentum, LARS (for batches of thousands) or AdamW."""
+    optimizer: Literal["sgd", "lars", "adam", "adamw"] = "sgd"
+    """SGD with momentum, LARS (for batches of thousands), Adam, or AdamW, whose weight decay is not scaled."""
     lars_trust: float = 1e-3
     """LARS: a step as a share of the weight's norm, at a learning rate of 1."""
     lars_limit: bool = False

@@ -75,13 +75,14 @@ def test_the_first_step_is_not_special():
     assert build_optimizer(network(), "sgd", torch.tensor(0.1), 0.0, 0.0).state == {}
 
 
-# AdamW and LARS
+# Adam, AdamW and LARS
 
 
-def numpy_adamw(w, gradients, rates, decay):
+def numpy_adam(w, gradients, rates, penalty, decay):
     """The path of one weight (Loshchilov and Hutter 2019, algorithm 2, with torch's defaults)."""
     m, v, path = np.zeros_like(w), np.zeros_like(w), []
-    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+    for t, (raw, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        g = raw + penalty * w
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
         w = w - rate * (m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8) + decay * w)
         path.append(w)
@@ -98,9 +99,15 @@ def numpy_lars(w, gradients, rates, decay, adapt):
     return path
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lars"])
+def expected_path(kind, w, gradients, decay):
+    if kind == "lars":
+        return numpy_lars(w, gradients, RATES, decay, w.ndim > 1)
+    return numpy_adam(w, gradients, RATES, *((decay, 0.0) if kind == "adam" else (0.0, decay)))
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "lars"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_steps_of_adamw_and_lars_are_the_reference_s(kind, weight_decay):
+def test_steps_are_the_reference_s(kind, weight_decay):
     module = network()
     with torch.no_grad():
         for p in module.parameters():
@@ -116,13 +123,11 @@ def test_steps_of_adamw_and_lars_are_the_reference_s(kind, weight_decay):
         optimizer.step()
         path.append([p.detach().numpy().copy() for p in module.parameters()])
     for i, w in enumerate(start):
-        own, matrix = [g[i] for g in gradients], w.ndim > 1
-        decay = weight_decay if matrix else 0.0
-        expected = numpy_adamw(w, own, RATES, decay) if kind == "adamw" else numpy_lars(w, own, RATES, decay, matrix)
+        expected = expected_path(kind, w, [g[i] for g in gradients], weight_decay if w.ndim > 1 else 0.0)
         np.testing.assert_allclose([weights[i] for weights in path], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adam", "adamw"])
 def test_a_stopped_step_changes_no_weight_and_no_state(kind):
     module = network()
     optimizer = build_optimizer(module, kind, torch.tensor(0.1, dtype=torch.float64), 0.9, 0.1)
@@ -146,7 +151,7 @@ def test_a_stopped_step_changes_no_weight_and_no_state(kind):
     assert not any(torch.equal(x, y) for x, y in zip(everything(), before, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adam", "adamw"])
 def test_state_is_there_before_the_first_step(kind):
     """A checkpoint of any step then fits a new optimiser, and a captured graph has its buffers."""
     module = network()
@@ -169,7 +174,7 @@ def test_without_momentum_lars_has_no_state():
 # Parameters whose rate is constant
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adam", "adamw"])
 def test_constant_parameters_keep_their_rate(kind):
     """Each parameter goes as it would if all had its own schedule; gradients are given, so that none feels others."""
 
@@ -193,7 +198,7 @@ def test_constant_parameters_keep_their_rate(kind):
     assert not torch.equal(changing[3].weight, fixed[3].weight)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adam", "adamw"])
 def test_constant_parameters_are_decayed_like_others(kind):
     module = network()
     optimizer = build_optimizer(module, kind, torch.tensor(0.1), 0.9, 0.1, module[3].parameters())
@@ -232,8 +237,9 @@ def test_a_run_is_resumed_bit_for_bit(train, make_npz, tmp_path, method, setting
     assert [name for name, x in ours.tensors.items() if not torch.equal(x, expected.tensors[name])] == []
 
 
-def test_adamw_may_be_captured_where_there_is_a_gpu(monkeypatch):
-    """Torch refuses to capture an AdamW that was not told of it; on the CPU there is nothing to capture."""
+@pytest.mark.parametrize(("kind", "name"), [("adam", "Adam"), ("adamw", "AdamW")])
+def test_adam_may_be_captured_where_there_is_a_gpu(monkeypatch, kind, name):
+    """Torch refuses to capture one that was not told of it; on the CPU there is nothing to capture."""
     seen = {}
 
     def record(groups, **options):
@@ -243,8 +249,8 @@ def test_adamw_may_be_captured_where_there_is_a_gpu(monkeypatch):
     class OnGPU(torch.Tensor):
         is_cuda = True
 
-    monkeypatch.setattr(torch.optim, "AdamW", record)
-    build_optimizer(network(), "adamw", torch.tensor(0.1).as_subclass(OnGPU), 0.9, 0.0)
+    monkeypatch.setattr(torch.optim, name, record)
+    build_optimizer(network(), kind, torch.tensor(0.1).as_subclass(OnGPU), 0.9, 0.0)
     assert seen["capturable"] is True
-    build_optimizer(network(), "adamw", torch.tensor(0.1), 0.9, 0.0)
+    build_optimizer(network(), kind, torch.tensor(0.1), 0.9, 0.0)
     assert seen["capturable"] is False

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vje.training.lars import LARS
 
-Kind = Literal["sgd", "lars", "adamw"]
+Kind = Literal["sgd", "lars", "adam", "adamw"]
 
 
 def build_optimizer(
@@ -26,10 +26,10 @@ def build_optimizer(
 
     Args:
         module: its parameters that require gradients are optimised.
-        kind: "sgd", "lars" or "adamw".
+        kind: "sgd", "lars", "adam" or "adamw".
         lr: 0-dimensional tensor on the module's device; writing to it changes the learning rate.
         momentum: of SGD and LARS.
-        weight_decay: L2 penalty (AdamW: decoupled).
+        weight_decay: L2 penalty, part of the gradient; of AdamW, decoupled from it.
         constant: parameters whose learning rate stays at what ``lr`` is now.
         trust: of LARS, the share of a weight's norm.
         limit: of LARS, whether that share only limits a step.
@@ -46,13 +46,14 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     if kind == "lars":
         optimizer: torch.optim.Optimizer = LARS(groups, lr=lr, momentum=momentum, trust=trust, limit=limit)
-    elif kind == "adamw":
+    elif kind in ("adam", "adamw"):
         warnings.filterwarnings("ignore", message=".*capturable=True.*")  # steps that warm up a graph are not captured
-        optimizer = torch.optim.AdamW(groups, lr=lr, fused=True, capturable=lr.is_cuda)
+        adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+        optimizer = adam(groups, lr=lr, fused=True, capturable=lr.is_cuda)
     else:
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=True)
     for p in parameters:  # zeros are what each starts from; without them the first step would be special
-        if kind == "adamw":
+        if kind in ("adam", "adamw"):
             optimizer.state[p]["step"] = torch.zeros((), device=p.device)
             optimizer.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
         elif momentum:
