@@ -1,6 +1,7 @@
 """A config's images: opened, split, measured, and decoded if they fit."""
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,10 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
         config: of the run.
         recorded: the ``data.json`` of the run that is being resumed; its split is used again.
     """
-    splits = open_splits(config.data, config.run.seed, recorded)
-    train, settings = splits.train, config.data
+    splits, settings = _divided(config.data, config.run.seed, recorded), config.data
+    train = splits.train
+    if recorded is not None:  # files that changed, too: a resumed run is exact
+        _check_fingerprint(train, recorded, settings.data)
     channels = settings.channels or train.channels
     resize = settings.resize or settings.size
     resident = None
@@ -74,14 +77,16 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
         statistics = channel_statistics(_sample(train, resize, settings.size, channels))
     mean, std = ([round(float(x), 4) for x in values] for values in statistics)
     std = [max(x, 1e-3) for x in std]
-    data = Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident, own_path(settings.data))
-    if recorded is not None:  # files that changed, too: a resumed run is exact
-        _check_fingerprint(train, recorded, settings.data)
-    return data
+    return Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident, own_path(settings.data))
 
 
 def open_splits(settings: DataConfig, seed: int, recorded: dict[str, Any] | None = None) -> Splits:
-    """The training, test and bank images of a run; those held out stay held out."""
+    """The training, test and bank images of a run; those held out stay so, and a warning tells if some are gone."""
+    splits = _divided(settings, seed, recorded)
+    return splits if recorded is None else _counted(splits, recorded, settings.data)
+
+
+def _divided(settings: DataConfig, seed: int, recorded: dict[str, Any] | None) -> Splits:
     raw = open_data(settings.data, settings.data_dir, settings.labels)
     if recorded is None:
         return prepare_splits(raw, seed, settings.held_out)
@@ -89,6 +94,19 @@ def open_splits(settings: DataConfig, seed: int, recorded: dict[str, Any] | None
     if isinstance(splits.train, ArraySource):  # images of arrays go by their places: others there would be mistaken
         _check_fingerprint(splits.train, recorded, settings.data)
     return splits
+
+
+def _counted(splits: Splits, recorded: dict[str, Any], data: str) -> Splits:
+    """The same, with a warning if there are fewer images than the run had: figures are then of other images."""
+    had = recorded.get("train_images", 0) + len(recorded.get("skipped", ())), recorded.get("test_images", 0)
+    lacking = [max(0, n - len(source)) for n, source in zip(had, (splits.train, splits.test), strict=True)]
+    if any(lacking):
+        warnings.warn(
+            f"{data} lacks {sum(lacking):,} of the {sum(had):,} images that the run had (training {lacking[0]:,}, held "
+            f"out {lacking[1]:,}); what is measured is without them",
+            stacklevel=3,
+        )
+    return replace(splits, missing=sum(lacking))
 
 
 def _check_fingerprint(train: ImageSource, recorded: dict[str, Any], data: str) -> None:

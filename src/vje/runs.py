@@ -42,6 +42,10 @@ RESULTS = tuple(COMMANDS)
 """The files of results, which say with ``weights`` which model it was."""
 
 
+class Damaged(UserError):
+    """A file of a run that cannot be read as what it should be."""
+
+
 class Taken(UserError):
     """A folder that cannot be trained in: something else is there, or another process trains in it."""
 
@@ -213,10 +217,10 @@ def read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{file} is missing.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is damaged: it is not valid JSON ({error}).") from None
+        raise Damaged(f"{file} is damaged: it is not valid JSON ({error}).") from None
     schema = value.get("schema", SCHEMA) if isinstance(value, dict) else None
     if schema is None:
-        raise UserError(f"{file} is damaged: it should hold a JSON object.")
+        raise Damaged(f"{file} is damaged: it should hold a JSON object.")
     if schema > SCHEMA:
         raise UserError(f"{file} was written by a newer vje (schema {schema}, this one knows {SCHEMA}): upgrade vje.")
     return dict(value)

@@ -407,3 +407,14 @@ def test_the_page_has_the_same_marks(vje, make_run, tmp_path):
 def test_what_is_not_a_run_is_named(vje, tmp_path):
     assert "nowhere" in vje("compare", tmp_path / "nowhere").err
     assert vje("compare").status == 2
+
+
+def test_what_a_glob_finds_beside_runs_is_passed_over(vje, make_run, tmp_path):
+    run, out = make_run("a"), tmp_path / "c"
+    (tmp_path / "reproduce").mkdir()
+    (tmp_path / "a.log").write_text("")
+    answer = vje("compare", run, tmp_path / "reproduce", tmp_path / "a.log", "--out", out)
+    assert answer.status == 0
+    assert answer.err == f"passed over, as they are no run folders: {tmp_path / 'reproduce'}, {tmp_path / 'a.log'}\n"
+    assert vje("compare", tmp_path / "reproduce", "--out", out).status == 2
+    assert "does not exist" in vje("compare", run, tmp_path / "typo", "--out", out).err

@@ -191,3 +191,9 @@ def test_waiting_for_another_process_ends_with_the_time_and_with_ctrl_c(tmp_path
         runner, said = work(job(tmp_path, 0, "(place / 'twice').touch()"), minutes=minutes)
     assert runner.stopped and runner.failures == {} and (minutes is None or "waiting until it is through" in said)
     assert not (tmp_path / "twice").exists()
+
+
+def test_a_log_that_cannot_be_written_is_told_in_words(tmp_path):
+    (tmp_path / "run.log").mkdir()
+    with pytest.raises(UserError, match=r"cannot write .*run\.log.*choose another --out"):
+        _locked(tmp_path / "run.log")

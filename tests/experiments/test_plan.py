@@ -15,7 +15,7 @@ from vje.experiments import load_experiment
 from vje.experiments.estimate import clock, estimate
 from vje.experiments.grid import Run, Scale, changed_options
 from vje.experiments.plan import divergence, missing_sets, plan, plan_all
-from vje.experiments.table import Missing, Results
+from vje.experiments.table import Missing, Results, provenance
 from vje.experiments.usual import unusual
 from vje.runs import RunFolder
 
@@ -325,3 +325,59 @@ def test_only_some_data_sets_are_made(tmp_path):
         job.obstacle for job in jobs if job.run.data() == "cifar10"
     ]
     assert Scale(50, 1, ("cifar10",)).file_name(wanted) == Scale(50, 1).file_name(wanted)
+
+
+# What is damaged
+
+
+def damaged_plan(experiment, out, file, content):
+    """The plan of two finished runs, of which the first has a damaged file."""
+    runs = [job.run for job in plan(experiment, Scale(seeds=1), out, None)]
+    for run in runs:
+        make_run(out, run, evaluated=True)
+    (out / runs[0].name / file).write_text(content)
+    return plan(experiment, Scale(seeds=1), out, None)
+
+
+def test_a_damaged_result_is_measured_anew(experiment, tmp_path):
+    first, second = damaged_plan(experiment, tmp_path, "evaluation.json", '{"knn": {"z"')
+    assert (first.state, first.steps, first.obstacle) == ("finished", ("evaluate",), "")
+    assert second.steps == ()
+    results = Results(tmp_path, Scale(seeds=1), {job.run.name: job for job in (first, second)}, {})
+    found = [results.cell(row[0]) for row in experiment.cells()]
+    assert found[0] is None and found[1].values == (90.0,)
+    (note,) = results.notes()
+    assert "evaluation.json is damaged" in note and "vje evaluate measures it anew" in note
+
+
+def test_a_damaged_config_leaves_the_other_runs_alone(experiment, tmp_path):
+    first, second = damaged_plan(experiment, tmp_path, "config.json", "")
+    assert (first.state, first.steps) == ("damaged", ()) and "config.json is damaged" in first.obstacle
+    assert (second.state, second.obstacle) == ("finished", "")
+    assert estimate([first, second], tmp_path)[0] == 0
+    results = Results(tmp_path, Scale(seeds=1), {job.run.name: job for job in (first, second)}, {})
+    assert [results.cell(row[0]) is None for row in experiment.cells()] == [True, False]
+    assert "config.json is damaged" in results.notes()[0] and "move" in results.notes()[0]
+
+
+def test_a_finished_run_without_its_metrics_is_finished(experiment, tmp_path):
+    first, _ = damaged_plan(experiment, tmp_path, "metrics.jsonl", "")
+    assert (first.state, first.steps) == ("finished", ())
+    results = Results(tmp_path, Scale(seeds=1), {first.run.name: first}, {})
+    with pytest.raises(Missing, match=r"metrics\.jsonl has no knn\.z"):
+        results.value(first.run, "metrics:knn.z")
+
+
+def test_a_damaged_record_of_the_surroundings_only_says_less(experiment, tmp_path):
+    first, second = damaged_plan(experiment, tmp_path, "environment.json", "")
+    made = provenance([first.folder, second.folder], [first, second], [])
+    assert made["commits"] == [] and len(made["runs"]) == 2
+
+
+def test_folders_of_data_with_the_same_name_are_told_apart_before_training(tmp_path):
+    file = tmp_path / "mine.toml"
+    rows = [f'[[rows]]\nname = "{place}"\noptions = {{ data = "{place}/big" }}\n' for place in ("x", "y")]
+    head = DECLARATION.partition("[[rows]]")[0]
+    file.write_text(head + "".join(rows))
+    with pytest.raises(UserError, match=r"both be called digits_data-big_e3_s0, with data x/big and y/big: rename one"):
+        plan(load_experiment(str(file)), Scale(), tmp_path, None)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -329,3 +330,15 @@ def test_typical_and_odd_images(make_atlas):
     assert make_atlas(40, likelihood=False).typicality == "isolation"
     few = make_atlas(3).extremes(5)
     assert not set(few[0]) & set(few[1])
+
+
+def test_the_page_says_which_step_the_model_is_of_if_the_curves_go_on(tmp_path, reported):
+    shutil.copytree(reported.path, tmp_path / "killed", dirs_exist_ok=True)
+    folder = RunFolder(tmp_path / "killed")
+    folder.model_file.unlink(missing_ok=True)
+    folder.checkpoints.mkdir(exist_ok=True)
+    last = folder.metrics()[-1]["step"]
+    note = "The model, and so the map, is the one saved after step"
+    for step, told in ((last - 1, True), (last, False)):
+        (folder.checkpoints / f"step-{step:09d}.safetensors").write_bytes(b"")
+        assert (f"{note} {step:,}; the curves go on to step {last:,}." in run_page(folder, None)) == told

@@ -1,9 +1,11 @@
 """Mistakes that the small files of a run tell: found before torch is imported, which takes seconds."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from vje.errors import UserError
-from vje.runs import read_json
+from vje.runs import RunFolder, distinct, read_json
 
 
 def check_vje(path: Path) -> None:
@@ -15,3 +17,15 @@ def check_vje(path: Path) -> None:
             f"{path} was trained with {method}, and this is for VJE models. `vje evaluate`, `vje probe` and `vje ood` "
             "work for every method."
         )
+
+
+def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """The run folders among several paths, each once; what else a glob found is passed over, and told.
+
+    A path that stands alone, or does not exist, has to be a run.
+    """
+    others = [path for path in paths if path.exists() and not RunFolder(path).config_file.is_file()]
+    others = [] if len(others) == len(paths) else others
+    if others:
+        print(f"passed over, as they are no run folders: {', '.join(map(str, others))}", file=sys.stderr)
+    return distinct(RunFolder.open(path) for path in paths if path not in others)

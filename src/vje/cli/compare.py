@@ -5,8 +5,9 @@ from pathlib import Path
 
 import tyro
 
+from vje.cli.checks import open_runs
 from vje.errors import UserError
-from vje.runs import RunFolder, write_json
+from vje.runs import write_json
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Options:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders."""
+    """Run folders; of several paths, those that are none are passed over."""
     out: Path = Path("comparison")
     """Where to write: OUT.png and OUT.json."""
 
@@ -38,7 +39,7 @@ def run(arguments: list[str]) -> int:
     from vje.reporting.compare import group_runs, read_runs, save_comparison
     from vje.reporting.compare_table import cell, footnotes, heads
 
-    groups = group_runs(read_runs(RunFolder.open(path) for path in options.runs))
+    groups = group_runs(read_runs(open_runs(options.runs)))
     summaries = [group.summary() for group in groups]
     columns = heads(groups)
     table = Table(box=box.SIMPLE, pad_edge=False)

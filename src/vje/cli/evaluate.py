@@ -56,11 +56,11 @@ def run(arguments: list[str]) -> int:
 def run_config(folder: RunFolder, data: str | None, data_dir: Path | None) -> Config:
     """A run's config, with its data elsewhere if so said."""
     config = stored_config(folder)
-    data = data or _own_data(folder, config.data.data)
+    data = data or own_data(folder, config.data.data)
     return replace(config, data=replace(config.data, data=data, data_dir=data_dir or config.data.data_dir))
 
 
-def _own_data(folder: RunFolder, given: str) -> str:
+def own_data(folder: RunFolder, given: str) -> str:
     """What a run was trained on, also seen from another folder than the one it was started in."""
     recorded = folder.read("data").get("path") if (folder.path / "data.json").is_file() else None
     if recorded is None or Path(given).expanduser().exists():
@@ -68,7 +68,7 @@ def _own_data(folder: RunFolder, given: str) -> str:
     if not Path(recorded).exists():
         raise UserError(
             f"{folder.path} was trained on {recorded}, which is not there: put it back, or say where it is now "
-            "with --data PATH (`vje evaluate`, `probe`, `geometry`, `ood` and `report` have it)."
+            "with --data PATH (`vje train --resume`, `evaluate`, `probe`, `geometry`, `ood` and `report` have it)."
         )
     return str(recorded)
 
@@ -109,7 +109,8 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     result |= {"epochs": config.optimizer.epochs, "finished": folder.model_file.exists()}
     result |= {"method": model.name(), "weights": weights_fingerprint(model)[:16]}
     unreadable = sum(len(features.failures) for features in found.values())
-    return result | ({"unreadable": unreadable} if unreadable else {})
+    counts = {"unreadable": unreadable, "lacking": splits.missing}
+    return result | {name: count for name, count in counts.items() if count}
 
 
 def print_table(result: dict[str, Any]) -> None:

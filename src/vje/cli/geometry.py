@@ -14,6 +14,10 @@ from vje.errors import UserError
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
     from vje.data.sources import ImageSource
 
 
@@ -69,39 +73,55 @@ def run(arguments: list[str]) -> int:
     device = resolve_device(options.device)
     set_determinism(deterministic=False)
     model = load_vje(folder.path, str(device))
-    test = open_splits(config.data, config.run.seed, folder.read("data")).test
-    _require_labels(test, config)
+    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    _require_labels(splits.test, config)
     with counting(Console(stderr=True), "test images") as report:
-        features = cached_features(model, test, folder.cache, options.batch, options.workers, report)
+        features = cached_features(model, splits.test, folder.cache, options.batch, options.workers, report)
     tell_unreadable(features, "test images")
     assert features.labels is not None
     means = in_chunks(model, model.spaces, features.z)["mean"]
     statistics = in_chunks(model, model.statistics, features.z)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*array is constant")  # NaN says it: isotropic runs' anisotropy is
+        warnings.filterwarnings("ignore", message=".*degrees of freedom")  # NaN too: the spread of one image
         result: dict[str, Any] = geometry(means, features.labels.to(device), statistics)
     result["training"] = training_curves(folder.metrics())
     result |= {"data": config.data.data, "seed": config.run.seed, "epochs": config.optimizer.epochs}
     result |= {"finished": folder.model_file.exists(), "weights": weights_fingerprint(model)[:16]}
+    result |= {"lacking": splits.missing} if splits.missing else {}
     folder.write("geometry", result | {"environment": environment(device)})
     _print(result)
     print(_end_of_training(folder, result["training"]))
     written = [folder.path / "geometry.json"]
 
-    from vje.reporting.geometry import save_geometry, save_training, tsne
+    from vje.reporting.geometry import save_training
 
     if result["training"]:
         written.append(folder.path / "geometry-training.png")
         save_training(written[-1], result["training"], folder.path.resolve().name, model.likelihood)
     if options.points:
-        print("Drawing the map (t-SNE) ...")
-        rows = slice(None, None, -(-len(means) // options.points))
-        places = tsne(means[rows].cpu().numpy(), seed=config.run.seed)
-        chosen = {name: x[rows].cpu().numpy() for name, x in statistics.items()}
         written.append(folder.path / "geometry.png")
-        save_geometry(written[-1], places, features.labels[rows].numpy(), chosen, test.classes)
+        rows = slice(None, None, -(-len(means) // options.points))
+        shown = {name: x[rows] for name, x in statistics.items()}
+        _draw(written[-1], means[rows], features.labels[rows], shown, splits.test.classes, config.run.seed)
     print(f"Written to {', '.join(map(str, written))}")
     return 0
+
+
+def _draw(
+    file: Path,
+    means: "Tensor",
+    labels: "Tensor",
+    statistics: "dict[str, Tensor]",
+    classes: "Sequence[str] | None",
+    seed: int,
+) -> None:
+    """The map of the posterior means."""
+    from vje.reporting.geometry import save_geometry, tsne
+
+    print("Drawing the map (t-SNE) ...")
+    places = tsne(means.cpu().numpy(), seed=seed)
+    save_geometry(file, places, labels.numpy(), {name: x.cpu().numpy() for name, x in statistics.items()}, classes)
 
 
 def _check_data(folder: RunFolder, config: Config) -> None:

@@ -88,9 +88,9 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
         return 130
     if loop.world.writes:
         model.eval().save(folder.path)
-        records = folder.metrics()
-        knn = "".join(f", k-NN {name} {value:.2f}%" for name, value in records[-1].get("knn", {}).items())
-        _say(console, f"Done in {duration(records[-1]['elapsed'])}{knn}. Model: {folder.model_file}")
+        last = (folder.metrics() or [{}])[-1]  # there is none if somebody emptied the file
+        knn = "".join(f", k-NN {name} {value:.2f}%" for name, value in last.get("knn", {}).items())
+        _say(console, f"Done in {duration(last.get('elapsed', 0))}{knn}. Model: {folder.model_file}")
         _say(console, f"Next: {command('vje', 'evaluate', folder.path)}")
     return 0
 

@@ -165,6 +165,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
         "classes": len(training.labels.unique()),
         **_protocol(options, batch, augment, rates),
         **_origin(model),
+        **({"lacking": splits.missing} if splits.missing else {}),
     }
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from vje.cli.checks import open_runs
 from vje.cli.evaluate import run_config
 from vje.errors import UserError
 from vje.reporting.records import has_model, no_model
-from vje.runs import RunFolder, distinct, write_atomically
+from vje.runs import RunFolder, write_atomically
 
 if TYPE_CHECKING:
     from vje.data.sources import ImageSource
@@ -32,7 +33,7 @@ class Options:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders."""
+    """Run folders; of several paths, those that are none are passed over."""
     out: Path | None = None
     """File to write; the default is RUN/report.html, and comparison.html for several runs."""
     points: int = MOST_POINTS
@@ -58,7 +59,7 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"--batch must be at least 1, got {options.batch}.")
     if not 0 <= options.points <= MOST_POINTS:
         raise UserError(f"--points must be between 0 and {MOST_POINTS:,}, got {options.points}.")
-    folders = distinct(RunFolder.open(path) for path in options.runs)
+    folders = open_runs(options.runs)
     out = options.out or (folders[0].path / "report.html" if len(folders) == 1 else Path("comparison.html"))
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: name a file, such as {out / 'report.html'}.")

@@ -98,6 +98,8 @@ def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, c
     def planned() -> list[Job]:
         return plan_all(experiments, scale, options.out, options.data_dir, thorough=True)
 
+    if options.table_only and not options.out.is_dir():
+        raise UserError(f"--table-only makes tables of runs that are there, and there is no folder {options.out}.")
     jobs = planned()
     try:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -177,9 +179,9 @@ def _list(options: Options, scale: Scale, console: "Console") -> int:
     table = Table(box=box.SIMPLE, pad_edge=False)
     for title in ("name", "what it is", "needs", "made so far", "written"):
         table.add_column(title, no_wrap=title == "name")
-    for name in experiment_names():
+    for name in options.names or experiment_names():
         experiment = load_experiment(name)
-        table.add_row(name, experiment.about, *_progress(experiment, options, scale))
+        table.add_row(experiment.name, experiment.about, *_progress(experiment, options, scale))
     type(console)(width=max(130, console.width)).print(table)  # a narrow window wraps lines, a narrow table words
     print("vje reproduce NAME makes one; --dry-run tells what that takes; --epochs and --seeds make it smaller.")
     there = any(any(options.out.glob(pattern)) for pattern in ("*.json", "*/config.json"))

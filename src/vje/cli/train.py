@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vje.claims import claimed, new_run
+from vje.cli.evaluate import own_data
 from vje.cli.recipes import recipes_table
 from vje.config import (
     AugmentConfig,
@@ -133,6 +134,8 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
     if options.out is not None:
         raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
     _check_changes(stored, config, options.extend)
+    if config.data.data == stored.data.data:  # relative to where the run was started, which may not be here
+        config = replace(config, data=replace(config.data, data=own_data(folder, stored.data.data)))
     _check_surroundings(config)
     watch = _watch_port(options)
     if folder.model_file.exists() and len(folder.metrics()) >= config.optimizer.epochs:
@@ -168,6 +171,8 @@ def _check_changes(stored: Config, config: Config, extend: bool) -> None:
                 f"whole run, so the epochs done so far were those of a run of {old}. Add --extend to do it all the "
                 "same, or start a new run."
             )
+        elif name == "data":
+            print(f"{option} {old} -> {new}: these have to be the same images, which is checked.")
         elif not free:
             raise UserError(
                 f"{option} {old} -> {new} cannot be changed on resume: the steps taken so far depend on it. "

@@ -27,7 +27,7 @@ class Splits:
         test: what is evaluated on.
         bank: what a k-NN looks its neighbours up in: the training images, or those that have labels.
         held_out_names: images of ``test`` that were held out of the one set there is; ``None`` if the set has a split.
-        missing: how many recorded names no longer exist.
+        missing: how many images of the run no longer exist.
     """
 
     train: ImageSource

@@ -1,12 +1,13 @@
 """How long the training that is left may take: by the speed of runs that are there, or by a stated guess."""
 
+import contextlib
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vje.experiments.plan import Job
-from vje.runs import RunFolder
+from vje.runs import Damaged, RunFolder
 
 SPEED = {
     "digits": (1_437, 1_000),
@@ -55,4 +56,5 @@ def _epoch_seconds(out: Path) -> dict[str, list[float]]:
 def _records(out: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for file in sorted(out.glob("*/config.json")):
         folder = RunFolder(file.parent)
-        yield str(folder.read("config").get("recipe", "")), folder.metrics()
+        with contextlib.suppress(Damaged):
+            yield str(folder.read("config").get("recipe", "")), folder.metrics()

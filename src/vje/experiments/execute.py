@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from vje.errors import UserError, command
+from vje.errors import UserError, cannot_write, command
 from vje.experiments.grid import PYTHON
 from vje.experiments.plan import Job, divergence, profile_state, state_of
 from vje.lock import lock
@@ -220,8 +220,11 @@ def _locked(file: Path) -> IO[bytes] | None:
 
     The lock is the child's too, so it holds even if this process dies before it.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    log = file.open("ab")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        log = file.open("ab")
+    except OSError as error:
+        raise cannot_write(file, error, "choose another --out") from None
     if not lock(log):
         log.close()
         return None

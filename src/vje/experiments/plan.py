@@ -1,7 +1,7 @@
 """What a table or figure still needs: where each of its runs stands, by its folder, and what is left to do."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from vje.experiments import PICTURES, Cell, Experiment
 from vje.experiments.grid import PYTHON, Run, Scale, data_option, method_of
 from vje.experiments.usual import unusual
 from vje.ood.benchmark import BENCHMARKS
-from vje.runs import COMMANDS, RunFolder, read_json
+from vje.runs import COMMANDS, Damaged, RunFolder, read_json
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Job:
     Attributes:
         run: what to make.
         folder: where.
-        state: "missing", "interrupted", "diverged" or "finished".
+        state: "missing", "interrupted", "diverged", "damaged" or "finished".
         steps: commands to give, in order: train, then evaluations.
         obstacle: why that cannot be done here; empty if it can.
     """
@@ -56,6 +56,7 @@ def plan(experiment: Experiment, scale: Scale, out: Path, data_dir: Path | None,
         commands += [PICTURES[experiment.picture]] if experiment.kind == "picture" else []
         for run in _runs(cell, scale, thorough):
             wanted.setdefault(run, {}).update(dict.fromkeys(commands))
+    _check_names(wanted)
     return [
         _job(run, tuple(commands), out / run.name, data_dir, scale.only, thorough, experiment.picture)
         for run, commands in wanted.items()
@@ -78,12 +79,26 @@ def plan_all(
 ) -> list[Job]:
     """The runs that several tables need, each once, with everything that any of them has left to do on it."""
     jobs: dict[str, Job] = {}
-    for job in (job for experiment in experiments for job in plan(experiment, scale, out, data_dir, thorough)):
+    planned = [job for experiment in experiments for job in plan(experiment, scale, out, data_dir, thorough)]
+    _check_names(job.run for job in planned)
+    for job in planned:
         known = jobs.get(job.run.name)
         steps = job.steps if known is None else tuple(dict.fromkeys((*known.steps, *job.steps)))
         obstacle = job.obstacle or ("" if known is None else known.obstacle)
         jobs[job.run.name] = dataclasses.replace(job, steps=steps, obstacle=obstacle)
     return list(jobs.values())
+
+
+def _check_names(runs: Iterable[Run]) -> None:
+    """Refuse runs that differ and would have the same folder: of data given by path, names have the last part alone."""
+    known: dict[str, Run] = {}
+    for run in runs:
+        other = known.setdefault(run.name, run)
+        if other != run:
+            raise UserError(
+                f"two runs would both be called {run.name}, with data {other.data()} and {run.data()}: rename one of "
+                "the folders or files."
+            )
 
 
 def _job(
@@ -96,9 +111,12 @@ def _job(
     picture: str = "",
 ) -> Job:
     folder = RunFolder(path)
-    state = state_of(folder, run.epochs)
-    if state != "missing":
-        _check_same(run, folder, thorough)
+    try:
+        state = state_of(folder, run.epochs)
+        if state != "missing":
+            _check_same(run, folder, thorough)
+    except Damaged as error:
+        return Job(run, folder, "damaged", (), f"{str(error).rstrip('.')}; move {path} away to train it anew")
     files = {command: file for file, command in COMMANDS.items()}
     drawn = not picture or (path / picture).exists()
     left = tuple(c for c in commands if state != "finished" or not drawn or not is_fresh(folder, files[c]))
@@ -147,7 +165,7 @@ def state_of(folder: RunFolder, epochs: int) -> str:
     if not folder.config_file.exists():
         return "missing"
     failed, whole = (folder.path / "failed.json").exists(), len(folder.metrics()) >= epochs
-    if whole and (folder.model_file.exists() or (is_record(folder) and not failed)):
+    if folder.model_file.exists() or (whole and is_record(folder) and not failed):
         return "finished"
     return "diverged" if failed else "interrupted"
 
@@ -177,7 +195,11 @@ def profile_state(out: Path) -> str:
 def is_fresh(folder: RunFolder, file: str) -> bool:
     """Whether a run's evaluation is there, with the usual settings, and not older than its model if that was kept."""
     path = folder.path / f"{file}.json"
-    if not path.exists() or unusual(folder, file) or (file == "ood" and not _of_the_benchmark(folder)):
+    try:
+        if not path.exists() or unusual(folder, file) or (file == "ood" and not _of_the_benchmark(folder)):
+            return False
+        folder.read(file)
+    except Damaged:
         return False
     return is_record(folder) or path.stat().st_mtime >= folder.model_file.stat().st_mtime
 

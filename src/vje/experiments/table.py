@@ -17,7 +17,7 @@ from vje.experiments import Cell, Experiment, Number
 from vje.experiments.grid import Run, Scale
 from vje.experiments.plan import Job, divergence, is_fresh
 from vje.experiments.usual import unusual
-from vje.runs import COMMANDS, RunFolder, read_json
+from vje.runs import COMMANDS, Damaged, RunFolder, read_json
 
 SHOWN = 6
 """Runs that are named in a note, at most."""
@@ -89,14 +89,14 @@ class Results:
             return lookup(self._speed(run.recipe), rest, "speed.json")
         folder = self._finished(run)
         if file == "metrics":
-            record: Any = folder.metrics()[-1]
+            record: Any = (folder.metrics() or [{}])[-1]
         elif not is_fresh(folder, file):
             raise Missing(self._unmeasured(run, file))
         else:
             record = folder.read(file)
         if file == "ood" and rest.startswith("summary."):
             _check_complete(record, rest.rpartition(".")[2])
-        return lookup(record, rest, f"{file}.json")
+        return lookup(record, rest, "metrics.jsonl" if file == "metrics" else f"{file}.json")
 
     def folders(self, experiment: Experiment) -> list[RunFolder]:
         """The runs that are finished."""
@@ -130,10 +130,14 @@ class Results:
 
     def _unmeasured(self, run: Run, file: str) -> str:
         """Why a result is not there, or is not taken."""
-        found = unusual(self.jobs[run.name].folder, file)
+        anew = f"vje {COMMANDS[file]} measures it anew"
+        try:
+            found = unusual(self.jobs[run.name].folder, file)
+        except Damaged as error:
+            return f"{str(error).rstrip('.')}; {self._why(run, anew)}"
         if not found:
             return self._why(run, f"not measured yet (vje {COMMANDS[file]})")
-        return f"{file}.json was measured with {found}; {self._why(run, f'vje {COMMANDS[file]} measures it anew')}"
+        return f"{file}.json was measured with {found}; {self._why(run, anew)}"
 
     def _why(self, run: Run, otherwise: str) -> str:
         return self.failures.get(run.name) or self.jobs[run.name].obstacle or otherwise
@@ -269,8 +273,7 @@ def provenance(folders: Sequence[RunFolder], jobs: Sequence[Job], more: Sequence
         jobs: all that were wanted.
         more: surroundings of what was measured without a run.
     """
-    made = [folder.read("environment") for folder in folders if (folder.path / "environment.json").exists()]
-    made += more
+    made = [*filter(None, map(_surroundings, folders)), *more]
     runs = [job.run for job in jobs]
     return {
         "command": command("vje", *sys.argv[1:]),
@@ -282,6 +285,14 @@ def provenance(folders: Sequence[RunFolder], jobs: Sequence[Job], more: Sequence
         "runs": [folder.path.name for folder in folders],
         "diverged": [job.run.name for job in jobs if job.state == "diverged"],
     }
+
+
+def _surroundings(folder: RunFolder) -> dict[str, Any]:
+    """What a run was made with, as far as it says."""
+    try:
+        return folder.read("environment") if (folder.path / "environment.json").exists() else {}
+    except Damaged:
+        return {}
 
 
 def provenance_line(made: Mapping[str, Any]) -> str:

@@ -12,9 +12,13 @@ from vje.runs import RunFolder
 
 def unusual(folder: RunFolder, file: str) -> str:
     """The settings of a result that are not the usual ones, in words; empty if there are none, or no result."""
-    if file not in ("evaluation", "probe") or not (folder.path / f"{file}.json").exists():
+    if not (folder.path / f"{file}.json").exists():
         return ""
     found = folder.read(file)
+    if found.get("lacking"):
+        return f"{found['lacking']:,} of the run's images missing"
+    if file not in ("evaluation", "probe"):
+        return ""
     pairs = _evaluation(found) if file == "evaluation" else _probe(found, _dimension(folder))
     differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     return ", ".join(f"{name} {_said(value)} instead of {_said(usual)}" for name, (value, usual) in differing.items())

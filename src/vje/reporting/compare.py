@@ -221,7 +221,8 @@ def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
     for name in _COLUMNS:
         file = folder.path / f"{name}.json"
         if file.exists():
-            reason = folder.out_of_date(name)
+            lacking = folder.read(name).get("lacking")
+            reason = folder.out_of_date(name) or (f"without {lacking:,} of the run's images" if lacking else "")
             if reason:
                 again = command("vje", COMMANDS[name], folder.path, *own_options(folder.read(name)))
                 notes.append(f"left out: {file}, {reason}; `{again}` makes it anew")

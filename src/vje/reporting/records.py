@@ -26,6 +26,12 @@ def has_model(folder: RunFolder) -> bool:
     return folder.model_file.exists() or (folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()))
 
 
+def checkpoint_step(folder: RunFolder) -> int | None:
+    """The step of the newest checkpoint, by its name."""
+    digits = (file.stem.partition("-")[2] for file in folder.checkpoints.glob("step-*.safetensors"))
+    return max((int(step) for step in digits if step.isdigit()), default=None)
+
+
 def no_model(folder: RunFolder) -> str:
     """What is to be said of a run that has none."""
     return "has neither a model nor a checkpoint" + ("" if read_failure(folder) else " yet")

@@ -12,7 +12,7 @@ from vje.ood.benchmark import BENCHMARKS
 from vje.reporting.atlas import Atlas
 from vje.reporting.html import Html, escaped, fill, page, table, tag
 from vje.reporting.ood_columns import OWN_SCORES
-from vje.reporting.records import has_model, no_model, read_epochs, read_failure
+from vje.reporting.records import checkpoint_step, has_model, no_model, read_epochs, read_failure
 from vje.reporting.run_curves import curve_panels, method_of, read_warnings, titled
 from vje.runs import COMMANDS, RunFolder
 
@@ -49,7 +49,7 @@ def run_page(folder: RunFolder, atlas: Atlas | None, no_map: str = "", weights: 
         summary=summary(config, folder.progress()),
         origin=_origin(folder),
         numbers=_numbers_table(_numbers(results.current, records, method)),
-        notes=Html("".join(tag("p", note, class_="note") for note in _notes(folder, results))),
+        notes=Html("".join(tag("p", note, class_="note") for note in _notes(folder, results, records, atlas))),
         training=_training(bool(panels), diverged=bool(failure)),
         map=map_section(atlas, no_map),
         ood=_ood(folder, bool(curves)),
@@ -150,8 +150,18 @@ def _numbers(results: Mapping[str, dict[str, Any]], records: list[dict[str, Any]
     return rows
 
 
-def _notes(folder: RunFolder, results: Results) -> Iterator[Html]:
+def _notes(folder: RunFolder, results: Results, records: list[dict[str, Any]], atlas: Atlas | None) -> Iterator[Html]:
     """Lines on what was left out, and on what is not there yet, with the commands that make it."""
+    saved, last = checkpoint_step(folder), records[-1].get("step") if records else None
+    if not folder.model_file.exists() and saved is not None and isinstance(last, int) and saved < last:
+        yield escaped(
+            f"The model, and so the map, is the one saved after step {saved:,}; the curves go on to step {last:,}."
+        )
+    held_out = _read(folder, "data").get("test_images", 0)
+    if atlas is not None and atlas.total < held_out:
+        yield escaped(
+            f"The map is of {atlas.total:,} of the {held_out:,} images held out; others are missing or unreadable."
+        )
     labelled, vje = _read(folder, "data").get("labels", True), folder.read("config").get("method", "vje") == "vje"
     expected = {"evaluation": True, "probe": labelled, "geometry": labelled and vje, "ood": False}
     model = has_model(folder)

@@ -1,0 +1,112 @@
+"""Runs whose images have moved, or of which some are gone: nothing is measured on others in silence."""
+
+import json
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vje.experiments.usual import unusual
+from vje.runs import RunFolder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a run, ``run``, on the folder ``pictures`` beside it, which it knows by a relative path."""
+    from vje.cli.main import main
+
+    root, rng = tmp_path_factory.mktemp("moved"), np.random.default_rng(0)
+    for i in range(48):
+        file = root / "pictures" / "ab"[i % 2] / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        options = ["--encoder", "resnet8", "--size", "8", "--device", "cpu", "--batch", "16", "--epochs", "1"]
+        assert main(["train", "folder", "--data", "pictures", "--out", "run", *options, "--workers", "0"]) == 0
+    return root
+
+
+@pytest.fixture
+def mine(made, tmp_path, monkeypatch):
+    """A copy of it, and being there."""
+    shutil.copytree(made, tmp_path / "here", symlinks=True)
+    monkeypatch.chdir(tmp_path / "here")
+    data = json.loads((tmp_path / "here/run/data.json").read_text())
+    (tmp_path / "here/run/data.json").write_text(json.dumps(data | {"path": str(tmp_path / "here/pictures")}))
+    return tmp_path / "here"
+
+
+def take_away(mine, held_out=0, trained=0):
+    gone = json.loads((mine / "run/data.json").read_text())["held_out"]
+    names = [str(file.relative_to(mine / "pictures")) for file in sorted((mine / "pictures").rglob("*.png"))]
+    chosen = [*gone[:held_out], *[name for name in names if name not in gone][:trained]]
+    for name in chosen:
+        (mine / "pictures" / name).unlink()
+
+
+def test_fewer_images_are_told_and_marked(vje, mine):
+    take_away(mine, held_out=2, trained=1)
+    with pytest.warns(UserWarning, match=r"pictures lacks 3 of the 48 images .* \(training 1, held out 2\)"):
+        assert vje("evaluate", "run", "--device", "cpu", "--k", 5).status == 0
+    found = json.loads((mine / "run/evaluation.json").read_text())
+    assert found["lacking"] == 3 and found["data"]["test_images"] == 3
+    assert unusual(RunFolder(mine / "run"), "evaluation") == "3 of the run's images missing"
+    compared = vje("compare", "run")
+    assert "without 3 of the run's images; `vje evaluate run` makes it anew" in compared.out
+    for command in ("probe", "geometry"):
+        with pytest.warns(UserWarning, match="lacks 3 of the 48"):
+            assert (
+                vje(command, "run", "--device", "cpu", *(["--points", 0] if command == "geometry" else [])).status == 0
+            )
+        assert unusual(RunFolder(mine / "run"), command) == "3 of the run's images missing"
+
+
+def test_the_page_says_of_how_many_images_the_map_is(vje, mine):
+    take_away(mine, held_out=2)
+    with pytest.warns(UserWarning, match="lacks 2 of the 48"):
+        assert vje("report", "run", "--device", "cpu").status == 0
+    assert "The map is of 3 of the 5 images held out" in (mine / "run/report.html").read_text()
+
+
+def test_whole_data_is_not_marked(vje, mine):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert vje("evaluate", "run", "--device", "cpu", "--k", 5).status == 0
+    assert "lacking" not in json.loads((mine / "run/evaluation.json").read_text())
+
+
+@pytest.fixture
+def stopped(mine):
+    """The run as if it had been killed before its model was written, and the model it should end with."""
+    model = (mine / "run/model.safetensors").read_bytes()
+    (mine / "run/model.safetensors").unlink()
+    return model
+
+
+def test_resumed_from_another_folder(vje, mine, stopped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert vje("train", "--resume", "here/run").status == 0
+    assert (mine / "run/model.safetensors").read_bytes() == stopped
+
+
+def test_resumed_after_its_images_moved(vje, mine, stopped):
+    (mine / "pictures").rename(mine / "elsewhere")
+    answer = vje("train", "--resume", "run")
+    assert answer.status == 2 and "say where it is now with --data PATH (`vje train --resume`" in answer.err
+    answer = vje("train", "--resume", "run", "--data", "elsewhere")
+    assert answer.status == 0, answer.err
+    assert "--data pictures -> elsewhere: these have to be the same images" in answer.out
+    assert (mine / "run/model.safetensors").read_bytes() == stopped
+
+
+def test_not_resumed_on_other_images(vje, mine, stopped):
+    shutil.copytree(mine / "pictures", mine / "others")
+    take_away(mine, trained=1)
+    (mine / "pictures").rename(mine / "fewer")
+    answer = vje("train", "--resume", "run", "--data", "fewer")
+    assert answer.status == 2 and "the images of fewer are not those the run was started with" in answer.err
+    assert not (mine / "run/model.safetensors").exists()
+    assert vje("train", "--resume", "run", "--data", "others").status == 0
