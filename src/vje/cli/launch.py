@@ -132,10 +132,11 @@ def _introduce(
     options = loop.step.options
     how = [word for word, on in (("bfloat16", options.autocast), ("compiled", options.compile)) if on]
     how += ["one CUDA graph"] if options.capture else []
+    name = config.recipe if config.recipe.startswith(config.data.data) else f"{config.recipe} on {config.data.data}"
     kept = "on the device" if data.resident is not None else f"streamed by {config.data.workers} workers"
     _say(
         console,
-        f"{config.recipe}: {len(data.splits.train):,} images ({kept}), {len(data.splits.test):,} held out for "
+        f"{name}: {len(data.splits.train):,} images ({kept}), {len(data.splits.test):,} held out for "
         f"evaluation; {', '.join([f'{config.encoder.encoder} on {device}', *how])}; run folder {folder.path}",
     )
     skipped = [] if data.resident is None else data.resident.skipped
