@@ -12,6 +12,8 @@ import torch
 import vje
 
 PACKAGES = ("torch", "torchvision", "triton", "numpy", "pillow", "scikit-learn")
+CODE = ("src", "benchmarks")
+"""Where a change can change what is measured; data and notes beside it cannot."""
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -29,14 +31,15 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Commit of the source tree this package runs from, marked if it was changed; or the variable VJE_COMMIT."""
+    """Commit of the source tree this package runs from, marked if its code was changed; or the variable VJE_COMMIT."""
     source = Path(vje.__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return os.environ.get("VJE_COMMIT")
     git = ["git", "-C", str(source)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+        status = [*git, "status", "--porcelain", "--", *CODE]
+        changes = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("VJE_COMMIT")
     return f"{head}{'-changed' if changes else ''}"
