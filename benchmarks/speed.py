@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -157,7 +157,7 @@ def together(plan: Plan, folder: Path, device: torch.device, ready: Callable[[],
     cases: list[tuple[str, Connection]] = []
     for name in plan.names:
         ours, theirs = context.Pipe()
-        context.Process(target=serve, args=(name, plan, folder, device, theirs), daemon=True).start()
+        context.Process(target=serve, args=(name, plan, folder, device, theirs)).start()
         theirs.close()
         cases.append((name, ours))
 
@@ -167,28 +167,33 @@ def together(plan: Plan, folder: Path, device: torch.device, ready: Callable[[],
         except EOFError:
             raise SystemExit(f"{name} failed; what it said is above") from None
 
-    for name, case in cases:
-        answer(name, case)
-    ready()
-    for _ in range(plan.windows):
+    try:
         for name, case in cases:
-            case.send("window")
             answer(name, case)
-    for name, case in cases:
-        case.send("result")
-        yield answer(name, case)
+        ready()
+        for _ in range(plan.windows):
+            for name, case in cases:
+                case.send("window")
+                answer(name, case)
+        for name, case in cases:
+            case.send("result")
+            yield answer(name, case)
+    finally:
+        for _, case in cases:
+            case.close()  # whoever still waits for a word goes home
 
 
 def serve(name: str, plan: Plan, folder: Path, device: torch.device, parent: Connection) -> None:
     """A case's process: does what it is told, one word at a time."""
     set_determinism(False)
     case = Case(name, plan, read_data(plan, folder), device)
-    parent.send("built")
-    while parent.recv() == "window":
-        case.seconds(plan.lead)  # clocks up, and what a loader prepared in the pause used up
-        case.window()
-        parent.send("timed")
-    parent.send(case.result())
+    with suppress(EOFError, BrokenPipeError):  # the parent is gone
+        parent.send("built")
+        while parent.recv() == "window":
+            case.seconds(plan.lead)  # clocks up, and what a loader prepared in the pause used up
+            case.window()
+            parent.send("timed")
+        parent.send(case.result())
 
 
 @contextmanager
@@ -281,6 +286,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     known = {*NAMES, *(name.split("/")[0] for name in NAMES)}
     if unknown := set(args.only) - known:
         parser.error(f"--only: no case is called {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
+    if args.pause and not args.together:
+        parser.error("--pause waits before the cases of --together are timed: add it")
     if not (args.smoke or torch.cuda.is_available()):
         parser.error("there is no CUDA GPU here; --smoke runs a few tiny steps on the CPU")
     return args
@@ -309,7 +316,10 @@ def main(arguments: list[str]) -> None:
 
     def ready() -> None:
         if args.pause:
-            input(f"{len(names)} cases are built. Press Enter when nothing else runs on the device. ")
+            try:
+                input(f"{len(names)} cases are built. Press Enter when nothing else runs on the device. ")
+            except EOFError:
+                raise SystemExit("--pause waits for Enter, and standard input has ended") from None
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.data_dir if real else random_images(Path(scratch), 64 if args.smoke else 50_000)

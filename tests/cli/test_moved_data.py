@@ -109,4 +109,6 @@ def test_not_resumed_on_other_images(vje, mine, stopped):
     answer = vje("train", "--resume", "run", "--data", "fewer")
     assert answer.status == 2 and "the images of fewer are not those the run was started with" in answer.err
     assert not (mine / "run/model.safetensors").exists()
-    assert vje("train", "--resume", "run", "--data", "others").status == 0
+    (mine / "others").rename(mine / "pictures")
+    assert vje("train", "--resume", "run").status == 0  # what was refused left no trace
+    assert (mine / "run/model.safetensors").read_bytes() == stopped

@@ -45,7 +45,7 @@ def train(
         recorded = _recorded(folder, resuming)
         if recorded is not None and device.type == "cpu":
             torch.set_num_threads(folder.read("environment")["threads"])  # sums depend on how they are split
-        if processes.writes:
+        if processes.writes and not resuming:
             folder.write("config", settings)  # first of all: what is killed from here on can be resumed
         try:
             data = build_data(config, recorded)
@@ -56,6 +56,7 @@ def train(
             raise
         model = loop.step.method
         if processes.writes:
+            folder.write("config", settings)  # with what was changed on resuming, now that it is known to fit
             folder.model_file.unlink(missing_ok=True)  # of a finished run that is extended: it is no longer that
             (folder.path / "failed.json").unlink(missing_ok=True)
             now = environment | surroundings(device) | {"processes": processes.size}

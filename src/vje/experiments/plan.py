@@ -90,15 +90,22 @@ def plan_all(
 
 
 def _check_names(runs: Iterable[Run]) -> None:
-    """Refuse runs that differ and would have the same folder: of data given by path, names have the last part alone."""
+    """Refuse runs that differ and would have the same folder."""
     known: dict[str, Run] = {}
     for run in runs:
         other = known.setdefault(run.name, run)
         if other != run:
             raise UserError(
-                f"two runs would both be called {run.name}, with data {other.data()} and {run.data()}: rename one of "
-                "the folders or files."
+                f"two runs would both be called {run.name}: one with {_apart(other, run)}, one with "
+                f"{_apart(run, other)}. Names have the last part of a path: rename a folder or file."
             )
+
+
+def _apart(run: Run, other: Run) -> str:
+    """What a run has and another has not."""
+    recipe = [("recipe", run.recipe)] if run.recipe != other.recipe else []
+    options = [option for option in run.options if option not in other.options]
+    return ", ".join(f"{name} {value}" for name, value in (*recipe, *options))
 
 
 def _job(
@@ -198,7 +205,6 @@ def is_fresh(folder: RunFolder, file: str) -> bool:
     try:
         if not path.exists() or unusual(folder, file) or (file == "ood" and not _of_the_benchmark(folder)):
             return False
-        folder.read(file)
     except Damaged:
         return False
     return is_record(folder) or path.stat().st_mtime >= folder.model_file.stat().st_mtime

@@ -11,7 +11,7 @@ from vje.runs import RunFolder
 
 
 def unusual(folder: RunFolder, file: str) -> str:
-    """The settings of a result that are not the usual ones, in words; empty if there are none, or no result."""
+    """What of a result's settings, or of its images, is not as usual, in words; empty if nothing, or no result."""
     if not (folder.path / f"{file}.json").exists():
         return ""
     found = folder.read(file)

@@ -221,14 +221,15 @@ def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
     for name in _COLUMNS:
         file = folder.path / f"{name}.json"
         if file.exists():
-            lacking = folder.read(name).get("lacking")
-            reason = folder.out_of_date(name) or (f"without {lacking:,} of the run's images" if lacking else "")
+            result, reason = folder.read(name), folder.out_of_date(name)
+            if not reason and result.get("lacking"):
+                reason = f"without {result['lacking']:,} of the run's images"
             if reason:
-                again = command("vje", COMMANDS[name], folder.path, *own_options(folder.read(name)))
+                again = command("vje", COMMANDS[name], folder.path, *own_options(result))
                 notes.append(f"left out: {file}, {reason}; `{again}` makes it anew")
             else:
-                found[name] = folder.read(name)
-                missing = {part: sets for part, sets in found[name].get("missing", {}).items() if sets}
+                found[name] = result
+                missing = {part: sets for part, sets in result.get("missing", {}).items() if sets}
                 notes += [f"left out: {p} OOD of {file}, measured without {', '.join(s)}" for p, s in missing.items()]
     return found, notes
 
