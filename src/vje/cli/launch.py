@@ -56,8 +56,9 @@ def train(
             raise
         model = loop.step.method
         if processes.writes:
-            folder.write("config", settings)  # with what was changed on resuming, now that it is known to fit
             folder.model_file.unlink(missing_ok=True)  # of a finished run that is extended: it is no longer that
+            if resuming:
+                folder.write("config", settings)  # with what was changed, now that it is known to fit
             (folder.path / "failed.json").unlink(missing_ok=True)
             now = environment | surroundings(device) | {"processes": processes.size}
             folder.write("environment", _with_history(folder, now) if recorded is not None else now)
