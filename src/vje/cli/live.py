@@ -57,7 +57,7 @@ def watching(
         yield []
         return
     try:
-        server = LiveServer(folder, port, _no_map(config.run.knn_every, len(data.splits.test))).start()
+        server = LiveServer(folder, port, _no_map(config, len(data.splits.test))).start()
     except UserError as error:  # someone took the port in the meantime: no reason to lose the run
         console.print(Text(f"{error} Training goes on without the page.", "yellow"), soft_wrap=True)
         yield []
@@ -86,10 +86,12 @@ def watching(
             server.stop()
 
 
-def _no_map(every: int, images: int) -> str:
+def _no_map(config: Config, images: int) -> str:
     """What the page says while there is no map."""
+    every, epochs = config.run.knn_every, config.optimizer.epochs
     if not images:
         return "There is no map: no images were held out (--held-out)."
     if not every:
         return "There is no map: it would be made with each k-NN evaluation, and --knn-every 0 turns those off."
-    return f"The map comes with the next evaluation: there is one every {every} epochs (--knn-every)."
+    often = f"every {every} epochs (--knn-every) and " if every < epochs else ""
+    return f"The map comes with the next evaluation: there is one {often}after the last epoch."

@@ -130,7 +130,7 @@ def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale
     scaled = scale.label(experiment)
     _say(console, f"{experiment.name}: {experiment.about}" + (f" [{scaled}]" if scaled else ""), "bold")
     for job in jobs:
-        state = job.state if job.state != "interrupted" else f"interrupted ({job.folder.progress()})"
+        state = job.state if job.state != "interrupted" else f"unfinished ({job.folder.progress()})"
         todo = "left out" if job.obstacle else ", then ".join(job.steps) or "nothing to do"
         line = _diverged(job) if job.state == "diverged" else f"{job.run.name}: {state}; {todo}"
         _say(console, f"  {line}", "" if job.steps else "dim")

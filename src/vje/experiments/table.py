@@ -125,7 +125,7 @@ class Results:
             return job.folder
         if job.state == "diverged":
             raise Missing(divergence(job.folder))
-        unfinished = f"interrupted after {len(job.folder.metrics())} epochs"
+        unfinished = f"unfinished after {len(job.folder.metrics())} epochs"
         raise Missing(self._why(run, "not trained yet" if job.state == "missing" else unfinished))
 
     def _unmeasured(self, run: Run, file: str) -> str:
