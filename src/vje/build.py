@@ -141,6 +141,14 @@ def _classes(labels: NDArray[np.int64]) -> int:
     return int(labels.max()) + 1 if (labels != labels[0]).any() else 1
 
 
+def _check_groups(method: Method, images: int) -> None:
+    if images % method.groups:
+        raise UserError(
+            f"--groups {method.groups} does not divide the {images} images that a process sees at a time: change "
+            "--groups or --batch."
+        )
+
+
 def build_loop(
     config: Config,
     data: Data,
@@ -162,6 +170,8 @@ def build_loop(
     steps = settings.epochs * batches.steps_per_epoch
     warmup = round(scaled_warmup(settings.epochs, settings.warmup_epochs) * batches.steps_per_epoch)
     rates = warmup_cosine(settings.lr, steps, warmup).to(device)
+    options = step_options(config, device, world, share, steps)
+    _check_groups(method, share // settings.accumulate)
     step = TrainStep(
         method=method,
         optimizer=build_optimizer(
@@ -179,7 +189,7 @@ def build_loop(
         learning_rates=rates,
         momenta=_momenta(method, steps).to(device),
         seed=config.run.seed,
-        options=step_options(config, device, world, share, steps),
+        options=options,
         wrapped=_distributed(method) if world.size > 1 else None,
     )
     return Loop(

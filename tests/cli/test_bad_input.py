@@ -178,6 +178,8 @@ def test_a_model_that_is_none(refused, trained, tmp_path):
         ("vssl", ["--latent", "0"], ["1 or more"]),
         ("swav", ["--projection", "0"], ["1 or more"]),
         ("moco", ["--projection", "0"], ["projection must be 1 or more"]),
+        ("moco", ["--batch", "8", "--groups", "3"], ["--groups 3 does not divide the 8 images"]),
+        ("moco", ["--batch", "8", "--accumulate", "2", "--groups", "8"], ["--groups 8 does not divide the 4 images"]),
         ("simsiam", ["--batch", "4", "--accumulate", "4"], ["--accumulate 4", "need two"]),
         ("supervised", [], ["learns from labels", "--labels FILE"]),
     ],

@@ -140,10 +140,75 @@ def test_under_autocast_queue_and_loss_are_float32():
     torch.testing.assert_close(loss, expected, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_under_autocast_similarities_are_not_rounded(symmetric):
+    """The loss of the projections that bfloat16 gave, with their similarities in float64."""
+    model, seen = make(symmetric=symmetric).float(), {}
+    for name in ("projector", "target_projector"):
+        getattr(model, name).register_forward_hook(lambda *args, name=name: seen.update({name: args[-1].detach()}))
+    queue = model.negatives.double().numpy().copy()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(two_views(dtype=torch.float32)).loss.item()
+    assert seen["projector"].dtype == torch.bfloat16
+    q, k = (x.double().numpy() / np.linalg.norm(x.double().numpy(), axis=1, keepdims=True) for x in seen.values())
+    positive = (q * k).sum(1) / 0.2
+    logits = np.concatenate([positive[:, None], q @ queue.T / 0.2], 1)
+    expected = (np.log(np.exp(logits).sum(1)) - positive).mean() * (2 if symmetric else 1)
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"temperature": -1.0}, r"temperature must be positive.*got -1\.0"), ({"queue": 0}, "queue must be .*got 0")],
+    [
+        ({"temperature": -1.0}, r"temperature must be positive.*got -1\.0"),
+        ({"temperature": 0.0}, r"temperature must be positive.*got 0\.0"),
+        ({"queue": 0}, "queue must be .*got 0"),
+    ],
 )
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+# Shuffled batch norm
+
+
+def convolutional(**options):
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, DIM, 2), nn.BatchNorm2d(DIM), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = MoCo(Encoder(nn.Sequential(*layers), DIM), hidden=7, projection=4, queue=8, **options).double()
+    for p in (*model.target.parameters(), *model.target_projector.parameters()):
+        nn.init.normal_(p, std=0.5)
+    return model
+
+
+def test_queries_and_keys_are_normalised_among_different_images():
+    model, plain = convolutional(groups=2), convolutional()
+    plain.load_state_dict(model.state_dict())
+    views = two_views(batch=8, shape=(3, 4, 4))
+    near, dealt = torch.arange(8).chunk(2), (torch.tensor([0, 4, 1, 5]), torch.tensor([2, 6, 3, 7]))
+    total = 0.0
+    for i, j in ((0, 1), (1, 0)):
+        query, key = torch.empty(8, 4, dtype=torch.float64), torch.empty(8, 4, dtype=torch.float64)
+        for part in near:
+            query[part] = plain.projector(plain.encoder(views[i][part])).detach()
+        for part in dealt:
+            key[part] = plain.target_projector(plain.target(views[j][part])).detach()
+        key /= key.norm(dim=1, keepdim=True)
+        total += info_nce_loss(query, key, model.negatives, model.temperature).item()
+    assert model(views).loss.item() == pytest.approx(total, rel=1e-10)
+    assert plain(views).loss.item() != pytest.approx(total, rel=1e-3)
+
+
+def test_the_key_encoder_still_follows_the_trained_one():
+    model = convolutional(groups=2, target_momentum=0.5)
+    online = dict(model.encoder.named_parameters())
+    expected = {name: (p + online[name]) / 2 for name, p in model.target.named_parameters()}
+    model.after_step(0.5)
+    for name, p in model.target.named_parameters():
+        torch.testing.assert_close(p.detach(), expected[name].detach())
+
+
+def test_an_impossible_number_of_groups_is_refused():
+    with pytest.raises(ValueError, match="groups must be 1"):
+        make(groups=0)

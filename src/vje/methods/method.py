@@ -69,6 +69,7 @@ class Method(nn.Module, ABC):
         target_momentum: of the moving-average encoder at the start.
         momentum_rises: whether it rises to 1 on a cosine, or stays.
         batch_norm: "joint" statistics (one pass over all views) or "separate" ones (a pass each).
+        groups: equal parts that it divides the images of a step into.
         quantities: words for what :meth:`statistics` and a step's parts report, by name, where the name is not enough.
     """
 
@@ -79,6 +80,7 @@ class Method(nn.Module, ABC):
     quantities: ClassVar[Mapping[str, Quantity]] = {}
     target_momentum: float = 1.0
     batch_norm: BatchNormViews = "joint"
+    groups: int = 1
 
     def __init__(self, encoder: Encoder | str, preprocessing: Preprocessing | None = None) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ from vje.likelihood import at_least_float32
 from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gathered
+from vje.networks.normalization import group_batch_norm, interleaved, restored
 from vje.networks.target import moving_average
 from vje.preprocessing import Preprocessing
 from vje.random import Draws
@@ -43,9 +44,10 @@ def info_nce_loss(query: Tensor, key: Tensor, negatives: Tensor, temperature: fl
 class MoCo(Method):
     """MoCo: a query must find the key of the other view, from an EMA encoder, in a queue of keys of earlier batches.
 
-    The symmetric loss is the sum of both directions, not their mean, as in the authors' CIFAR demo. They shuffle keys
-    among GPUs, lest queries know their keys by the batch-norm statistics that they share; here those statistics should
-    be of the whole batch (sync_batch_norm), which give little away.
+    The symmetric loss is the sum of both directions, not their mean, as in the authors' CIFAR demo. The authors shuffle
+    keys among GPUs, lest queries know their keys by the batch-norm statistics that they share. With ``groups`` a
+    process does so among parts of its batch; across GPUs there is no shuffling, and statistics should be of the whole
+    batch (sync_batch_norm, without groups), which give little away.
 
     Args:
         encoder: to train.
@@ -55,6 +57,7 @@ class MoCo(Method):
         temperature: Of the softmax over similarities.
         symmetric: Both views are queries, and both are keys; else the first is the query and the second the key.
         target_momentum: EMA momentum of the key encoder, constant.
+        groups: Parts of a batch that the encoders' batch norm keeps apart; keys are dealt out to others than queries.
         batch_norm: Batch-norm statistics over both views together, or each on its own.
         preprocessing: how pixels become encoder input.
     """
@@ -73,6 +76,7 @@ class MoCo(Method):
         temperature: float = 0.2,
         symmetric: bool = True,
         target_momentum: float = 0.999,
+        groups: int = 1,
         batch_norm: BatchNormViews = "separate",
         preprocessing: Preprocessing | None = None,
     ) -> None:
@@ -84,7 +88,12 @@ class MoCo(Method):
         if queue < 1:
             raise ValueError(f"queue must be at least 1 (4096 or more are usual), got {queue}")
         self.hidden, self.projection, self.queue, self.temperature = hidden, projection, queue, temperature
-        self.symmetric, self.target_momentum, self.batch_norm = symmetric, target_momentum, batch_norm
+        self.symmetric, self.target_momentum = symmetric, target_momentum
+        if groups < 1:
+            raise ValueError(f"groups must be 1 (the whole batch) or more, got {groups}")
+        self.groups, self.batch_norm = groups, batch_norm
+        if groups > 1:
+            group_batch_norm(self.encoder, groups)
         dim = self.encoder.dim
         self.projector = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection))
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)
@@ -103,7 +112,7 @@ class MoCo(Method):
         z = self.encode(self.encoder, asked)  # [2B, D], or [B, D]
         query = self.projector(z)
         with torch.no_grad():
-            key = self.target_projector(self.encode(self.target, answers))
+            key = self.target_projector(self._encode_keys(answers))
         with torch.autocast(z.device.type, enabled=False):
             key = normalize(at_least_float32(key), dim=1)
             fresh = torch.cat([gathered(view) for view in key.chunk(len(answers))])
@@ -113,6 +122,13 @@ class MoCo(Method):
             if self.training:
                 self.negatives.copy_(bank[: self.queue])
         return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
+
+    def _encode_keys(self, views: Sequence[Tensor]) -> Tensor:
+        """Embeddings by the key encoder, whose batch norm sees each image among others than the query's."""
+        if self.groups == 1:
+            return self.encode(self.target, views)
+        z = self.encode(self.target, [interleaved(view, self.groups) for view in views])
+        return torch.cat([restored(part, self.groups) for part in z.chunk(len(views))])
 
     def after_step(self, momentum: float | Tensor) -> None:
         """Move the key encoder and its projector towards the trained ones."""
