@@ -139,10 +139,28 @@ def test_at_the_antipode_value_and_gradient_are_finite(dtype):
     assert power_spherical_log_prob(-mean, mean, torch.tensor(50.0)) < -300
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_antipode_is_as_unlikely_as_an_angle_of_a_rounding_error_from_it(dtype):
+    mean, kappa = torch.eye(3, dtype=dtype)[0], torch.tensor(10.0, dtype=dtype)
+    gap = torch.finfo(dtype).eps
+    # on the globe the density is (kappa + 1) / (4 pi) ((1 + cosine) / 2)^kappa, and 1 + cosine is gap^2 / 2
+    expected = math.log(11 / (4 * math.pi)) + 10 * math.log(gap**2 / 4)
+    value = power_spherical_log_prob(-mean, mean, kappa).item()
+    assert abs(value - expected) < 10 * math.log(4)
+
+
 def test_half_precision_is_computed_in_float32():
     x, mean, kappa = torch.randn(2, 64).bfloat16(), torch.randn(2, 64).bfloat16(), torch.tensor([3.0, 90.0]).bfloat16()
     expected = power_spherical_log_prob(x.float(), mean.float(), kappa.float())
     assert torch.equal(power_spherical_log_prob(x, mean, kappa), expected)
+
+
+@pytest.mark.parametrize("function", [power_spherical_entropy, power_spherical_kl_uniform])
+def test_half_precision_concentrations_are_taken_to_float32(function):
+    kappa = torch.tensor([3.0, 90.0, 800.0])  # bfloat16 holds them
+    found = function(kappa.bfloat16(), 64)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), function(kappa.double(), 64), rtol=1e-4, atol=1e-3)
 
 
 # The method
@@ -177,9 +195,10 @@ def by_hand(network, x, training=True):
     return x
 
 
-def distribution(model, y, training=True):
-    """Mean direction and concentration for each projection."""
-    mean, raw = by_hand(model.predictor, y, training), by_hand(model.concentration, y, training)[:, 0]
+def distribution(model, z, y, training=True):
+    """Mean direction and concentration for each embedding and its projection."""
+    seen = {"projection": y, "embedding": z / math.sqrt(DIM)}[model.kappa_from]
+    mean, raw = by_hand(model.predictor, y, training), by_hand(model.concentration, seen, training)[:, 0]
     kappa = (HIDDEN - 1) * (np.log1p(np.exp(raw)) + KAPPA_FLOOR)
     return mean / np.linalg.norm(mean, axis=1, keepdims=True), kappa
 
@@ -205,8 +224,9 @@ def kl(kappa):
 
 def reference(model, views):
     """NLL and KL of each view of each image, and all concentrations, ``[2, B]``."""
-    y = [by_hand(model.projector, model.encoder(view).detach().numpy()) for view in views]
-    (mean_1, kappa_1), (mean_2, kappa_2) = (distribution(model, part) for part in y)
+    z = [model.encoder(view).detach().numpy() for view in views]
+    y = [by_hand(model.projector, part) for part in z]
+    (mean_1, kappa_1), (mean_2, kappa_2) = (distribution(model, *parts) for parts in zip(z, y, strict=True))
     nll = [
         [-log_density(y[1][b], mean_1[b], kappa_1[b]) for b in range(BATCH)],
         [-log_density(y[0][b], mean_2[b], kappa_2[b]) for b in range(BATCH)],
@@ -215,20 +235,28 @@ def reference(model, views):
     return np.array(nll), np.vectorize(kl)(kappas), kappas
 
 
+@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
 @pytest.mark.parametrize("kl_weight", [0.0, 1.0, 0.3])
-def test_the_loss_equals_the_slow_reference(kl_weight):
-    model, views = make(kl_weight=kl_weight), two_views()
+def test_the_loss_equals_the_slow_reference(kl_weight, kappa_from):
+    model, views = make(kl_weight=kl_weight, kappa_from=kappa_from), two_views()
     output = model(views)
     nll, divergence, kappa = reference(model, views)
     assert output.loss.item() == pytest.approx((nll + kl_weight * divergence).mean() / kappa.mean(), rel=1e-6)
-    expected = {"ps_nll": nll.mean(), "kl": divergence.mean(), "kappa": kappa.mean()}
+    y = [by_hand(model.projector, model.encoder(view).detach().numpy()) for view in views]
+    means = [by_hand(model.predictor, part) for part in y]
+    cosines = [
+        (mean * theirs).sum(1) / np.linalg.norm(mean, axis=1) / np.linalg.norm(theirs, axis=1)
+        for mean, theirs in zip(means, y[::-1], strict=True)
+    ]
+    expected = {"ps_nll": nll.mean(), "kl": divergence.mean(), "kappa": kappa.mean(), "cosine": np.mean(cosines)}
     assert {name: output.parts[name].item() for name in expected} == pytest.approx(expected, rel=1e-5)
     assert not any(value.requires_grad for value in output.parts.values())
 
 
-def test_the_gradient_is_that_of_the_elbo_in_units_that_are_constant():
+@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
+def test_the_gradient_is_that_of_the_elbo_in_units_that_are_constant(kappa_from):
     """Neither the observed projection nor the mean concentration that the loss is divided by is differentiated."""
-    model, views = make(), two_views()
+    model, views = make(kappa_from=kappa_from), two_views()
     model(views).loss.backward()
     parameters = [*model.predictor.parameters(), *model.concentration.parameters()]
     directions = [torch.randn_like(p) for p in parameters]
@@ -255,14 +283,15 @@ def test_the_observed_projection_gets_no_gradient():
     assert model.predictor[-1].bias.grad.any()
 
 
-def test_scores_are_those_of_an_embedding_alone():
-    model, views = make(), two_views()
+@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
+def test_scores_are_those_of_an_embedding_alone(kappa_from):
+    model, views = make(kappa_from=kappa_from), two_views()
     model(views)  # moves the batch-norm statistics
     model.eval()
     z = model.encoder(views[0]).detach()
     scores = model.ood_scores(z)
     y = by_hand(model.projector, z.numpy(), training=False)
-    mean, kappa = distribution(model, y, training=False)
+    mean, kappa = distribution(model, z.numpy(), y, training=False)
     for b in range(BATCH):
         nll = -log_density(y[b], mean[b], kappa[b])
         expected = {
@@ -277,13 +306,14 @@ def test_scores_are_those_of_an_embedding_alone():
     torch.testing.assert_close(model.statistics(z)["kappa"], double(kappa))
 
 
-def test_the_elbo_of_several_views_is_that_of_every_view_given_every_other():
-    model, views = make(), two_views()
+@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
+def test_the_elbo_of_several_views_is_that_of_every_view_given_every_other(kappa_from):
+    model, views = make(kappa_from=kappa_from), two_views()
     model(views)
     model.eval()
     embedded = torch.stack([model.encoder(view).detach() for view in (*views, views[0].flip(-1))])  # [3, B, D]
     y = [by_hand(model.projector, z.numpy(), training=False) for z in embedded]
-    heads = [distribution(model, each, training=False) for each in y]
+    heads = [distribution(model, z.numpy(), each, training=False) for z, each in zip(embedded, y, strict=True)]
     found = model.view_scores(embedded)["neg_elbo"]
     for b in range(BATCH):
         pairs = [
@@ -295,20 +325,48 @@ def test_the_elbo_of_several_views_is_that_of_every_view_given_every_other():
         assert found[b].item() == pytest.approx(np.mean(pairs), rel=1e-6)
 
 
+def test_who_knows_nothing_still_predicts_a_cosine_of_a_twentieth():
+    """The mean cosine of the distribution is kappa / (D - 1 + kappa)."""
+    model = make().eval()
+    nn.init.zeros_(model.concentration[-1].weight)
+    nn.init.constant_(model.concentration[-1].bias, -60.0)
+    kappa = model.statistics(torch.zeros(1, DIM, dtype=torch.float64))["kappa"].item()
+    assert kappa / (HIDDEN - 1 + kappa) == pytest.approx(0.05, abs=0.003)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_projector_has_the_layers_asked_for(layers):
+    widths = [(x.in_features, x.out_features) for x in make(layers=layers).projector if isinstance(x, nn.Linear)]
+    assert widths == [(DIM, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN)][:layers]
+
+
 def test_the_predictors_learning_rate_stays_and_the_concentrations_does_not():
     model = make()
     assert list(model.constant_rate()) == list(model.predictor.parameters())
     assert list(make(fixed_predictor_rate=False).constant_rate()) == []
 
 
-def test_a_step_trains_every_parameter():
+def test_the_embeddings_concentration_is_one_linear_layer():
+    layers = list(make(kappa_from="embedding").concentration)
+    assert [(x.in_features, x.out_features) for x in layers] == [(DIM, 1)] and layers[0].bias is not None
+    with pytest.raises(ValueError, match="projection, embedding, got 'z'"):
+        make(kappa_from="z")
+
+
+@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
+def test_a_step_trains_every_parameter(kappa_from):
     torch.manual_seed(0)
-    model = VISimSiam("resnet8", hidden=32, layers=2, bottleneck=8)
+    model = VISimSiam("resnet8", hidden=32, layers=2, bottleneck=8, kappa_from=kappa_from)
     with torch.autocast("cpu", torch.bfloat16):
         output = model([view.float() for view in two_views(side=8, batch=4)])
     output.loss.backward()
     assert output.loss.dtype == output.embeddings.dtype == torch.float32
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_directions_need_two_dimensions():
+    with pytest.raises(ValueError, match=r"hidden must be 2 or more.*got 1"):
+        make(hidden=1)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan])

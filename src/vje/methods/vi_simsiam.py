@@ -6,8 +6,11 @@ was considered: two formulas are less than a dependency, and its log-density has
 
 Taken here where the paper leaves it open:
 
-- The concentration kappa is predicted from the projection, as the mean direction is, by a head of the same form, and in
-  units of D - 1: a prediction that is right up to a cosine c wants up to (D - 1) c / (1 - c), thousands at D = 2048.
+- What the concentration kappa is predicted from: the projection, as the mean direction is and by a head of the same
+  form, or the embedding over the square root of its dimension, by a linear layer. (Undivided, its length makes steps
+  of SGD so long that kappa fell to its floor and stayed there: digits, six epochs, one seed.)
+- Kappa is in units of D - 1: a prediction that is right up to a cosine c wants up to (D - 1) c / (1 - c), thousands at
+  D = 2048.
 - The loss is divided by the batch's mean kappa, as a constant. The gradient of a direction is in proportion to kappa:
   a thousand times SimSiam's in the end, and next to none early on, when a small kappa keeps directions from being
   learnt and they it from rising (on the digits, training stayed there). Divided, images and terms keep their weights
@@ -16,7 +19,7 @@ Taken here where the paper leaves it open:
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +32,8 @@ from vje.networks.gather import gathered
 from vje.networks.heads import mlp
 from vje.preprocessing import Preprocessing
 from vje.random import Draws
+
+KappaFrom = Literal["projection", "embedding"]
 
 KAPPA_FLOOR = 0.05
 """Smallest concentration, in units of D - 1; the mean cosine is then 0.05. Without it kappa sinks to next to nothing
@@ -111,7 +116,9 @@ class VISimSiam(Method):
         encoder: to train.
         hidden: Width of the projector, and of its output.
         layers: Linear layers of the projector (2 on CIFAR, 3 on ImageNet).
-        bottleneck: Width of the hidden layers of the predictor and of the concentration's head.
+        bottleneck: Width of the hidden layer of the predictor, and of a head like it.
+        kappa_from: The concentration is predicted from the "projection" by a head like the predictor, or from the
+            "embedding" by a linear layer.
         kl_weight: Weight of the KL divergence to the uniform distribution.
         fixed_predictor_rate: The predictor's learning rate does not decay.
         batch_norm: Batch-norm statistics over both views together, or each on its own.
@@ -133,6 +140,7 @@ class VISimSiam(Method):
         hidden: int = 2048,
         layers: int = 3,
         bottleneck: int = 512,
+        kappa_from: KappaFrom = "projection",
         kl_weight: float = 1.0,
         fixed_predictor_rate: bool = True,
         batch_norm: BatchNormViews = "separate",
@@ -144,17 +152,20 @@ class VISimSiam(Method):
         if not kl_weight >= 0:
             raise ValueError(f"kl_weight must be 0 or more, got {kl_weight}; the default is 1")
         self.hidden, self.layers, self.bottleneck, self.kl_weight = hidden, layers, bottleneck, kl_weight
-        self.fixed_predictor_rate, self.batch_norm = fixed_predictor_rate, batch_norm
+        if kappa_from not in get_args(KappaFrom):
+            raise ValueError(f"kappa_from must be one of {', '.join(get_args(KappaFrom))}, got {kappa_from!r}")
+        self.kappa_from, self.fixed_predictor_rate, self.batch_norm = kappa_from, fixed_predictor_rate, batch_norm
         self.projector = mlp([self.encoder.dim, *[hidden] * layers], last_norm="plain")
         self.predictor = mlp([hidden, bottleneck, hidden])
-        self.concentration = mlp([hidden, bottleneck, 1])
+        self.concentration = mlp([hidden, bottleneck, 1] if kappa_from == "projection" else [self.encoder.dim, 1])
 
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Negative ELBO of a pair of views, in units of the mean concentration."""
         two_views(self, views)
         z = self.encode(self.encoder, views)  # [2B, D]
         projection = self.apart(self.projector, z)
-        prediction, raw = self.apart(self.predictor, projection), self.apart(self.concentration, projection)
+        prediction = self.apart(self.predictor, projection)
+        raw = self.apart(self.concentration, self._seen(z, projection))
         with torch.autocast(z.device.type, enabled=False):
             prediction, kappa = at_least_float32(prediction), self._kappa(raw)
             other = at_least_float32(projection.detach()).roll(len(views[0]), 0)
@@ -170,8 +181,7 @@ class VISimSiam(Method):
 
     def statistics(self, z: Tensor) -> dict[str, Tensor]:
         """Of each embedding's own direction under what it predicts; the log-density and the KL are in nats."""
-        projection = self.projector(z)
-        prediction, kappa = self.predictor(projection), self._kappa(self.concentration(projection))
+        projection, prediction, kappa = self._predicted(z)
         return {
             "kappa": kappa,
             "ps_nll": -power_spherical_log_prob(projection, prediction, kappa),
@@ -196,12 +206,19 @@ class VISimSiam(Method):
     @torch.no_grad()
     def view_scores(self, z: Tensor) -> dict[str, Tensor]:
         """``neg_elbo`` as in training: each view predicts the directions of the other views."""
-        projection = self.projector(z.flatten(0, 1))
-        prediction, kappa = self.predictor(projection), self._kappa(self.concentration(projection))
-        projection, prediction, kappa = (x.unflatten(0, z.shape[:2]) for x in (projection, prediction, kappa))
+        projection, prediction, kappa = (x.unflatten(0, z.shape[:2]) for x in self._predicted(z.flatten(0, 1)))
         others = (power_spherical_log_prob(projection.roll(shift, 0), prediction, kappa) for shift in range(1, len(z)))
         nll = -sum(others, torch.zeros_like(kappa)) / (len(z) - 1)
         return {"neg_elbo": (nll + power_spherical_kl_uniform(kappa, self.hidden)).mean(0)}
+
+    def _predicted(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each embedding, ``[B, D]``: the projection, the mean direction (of any length) and the concentration."""
+        projection = self.projector(z)
+        return projection, self.predictor(projection), self._kappa(self.concentration(self._seen(z, projection)))
+
+    def _seen(self, z: Tensor, projection: Tensor) -> Tensor:
+        """What the concentration is predicted from."""
+        return projection if self.kappa_from == "projection" else z / math.sqrt(self.encoder.dim)
 
     def _kappa(self, raw: Tensor) -> Tensor:
         return (self.hidden - 1) * (softplus(at_least_float32(raw).squeeze(-1)) + KAPPA_FLOOR)
