@@ -1,6 +1,7 @@
 """The Power-Spherical distribution by quadrature and sampling, and VI-SimSiam against a slow re-implementation."""
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from vje.methods.vi_simsiam import (
     power_spherical_entropy,
     power_spherical_kl_uniform,
     power_spherical_log_prob,
+    squareplus,
 )
 from vje.networks.encoders import Encoder
 
@@ -197,9 +199,10 @@ def by_hand(network, x, training=True):
 
 def distribution(model, z, y, training=True):
     """Mean direction and concentration for each embedding and its projection."""
-    seen = {"projection": y, "embedding": z / math.sqrt(DIM)}[model.kappa_from]
+    seen = {"projection": y, "embedding": z}[model.kappa_from]
     mean, raw = by_hand(model.predictor, y, training), by_hand(model.concentration, seen, training)[:, 0]
-    kappa = (HIDDEN - 1) * (np.log1p(np.exp(raw)) + KAPPA_FLOOR)
+    positive = {"projection": np.log1p(np.exp(raw)), "embedding": (raw + np.sqrt(raw**2 + 4)) / 2}[model.kappa_from]
+    kappa = (HIDDEN - 1) * (positive + KAPPA_FLOOR)
     return mean / np.linalg.norm(mean, axis=1, keepdims=True), kappa
 
 
@@ -344,6 +347,41 @@ def test_the_predictors_learning_rate_stays_and_the_concentrations_does_not():
     model = make()
     assert list(model.constant_rate()) == list(model.predictor.parameters())
     assert list(make(fixed_predictor_rate=False).constant_rate()) == []
+
+
+@given(st.floats(-1e8, 1e8) | st.floats(-3, 3))
+def test_what_is_made_positive_solves_its_quadratic_equation(x):
+    """y - 1 / y = x has one positive solution; and dy/dx = y^2 / (y^2 + 1), which is above 0 wherever x is."""
+    value = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    y = squareplus(value)
+    y.backward()
+    solution = float((Decimal(x) + (Decimal(x) ** 2 + 4).sqrt()) / 2)
+    assert y.item() == pytest.approx(solution, rel=1e-6)
+    assert value.grad.item() == pytest.approx(solution**2 / (solution**2 + 1), rel=1e-6) and value.grad > 0
+
+
+@pytest.mark.parametrize("x", [-1e15, -3e4, 0.0, 3e4, 1e15])
+def test_what_is_made_positive_has_a_slope_in_float32_too(x):
+    value = torch.tensor(x, requires_grad=True)
+    squareplus(value).backward()
+    assert 0 <= value.grad <= 1
+
+
+def test_a_concentration_far_below_the_floor_can_come_back():
+    """With all directions predicted, a larger kappa is likelier; a softplus would be deaf to it here."""
+    model = make(kappa_from="embedding")
+    nn.init.zeros_(model.concentration[-1].weight)
+    nn.init.constant_(model.concentration[-1].bias, -60.0)
+    for head in (model.projector, model.predictor):
+        nn.init.zeros_(head[-2].weight if head is model.projector else head[-1].weight)
+    model.projector[-1].eval()  # the same direction for every image, which batch norm would take away
+    with torch.no_grad():
+        model.projector[-1].running_mean.fill_(-1.0)
+        model.predictor[-1].bias.fill_(1.0)
+    output = model(two_views())
+    assert output.parts["cosine"].item() == pytest.approx(1)
+    output.loss.backward()
+    assert model.concentration[-1].bias.grad.item() < -1e-3
 
 
 def test_the_embeddings_concentration_is_one_linear_layer():

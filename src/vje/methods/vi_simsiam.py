@@ -7,10 +7,11 @@ was considered: two formulas are less than a dependency, and its log-density has
 Taken here where the paper leaves it open:
 
 - What the concentration kappa is predicted from: the projection, as the mean direction is and by a head of the same
-  form, or the embedding over the square root of its dimension, by a linear layer. (Undivided, its length makes steps
-  of SGD so long that kappa fell to its floor and stayed there: digits, six epochs, one seed.)
+  form, or the embedding, by a linear layer.
 - Kappa is in units of D - 1: a prediction that is right up to a cosine c wants up to (D - 1) c / (1 - c), thousands at
-  D = 2048.
+  D = 2048. What makes the layer's output positive is a softplus; from the embedding, whose length makes SGD's first
+  steps long, :func:`squareplus`, whose slope lets kappa come back (with a softplus it stayed at its floor: digits, six
+  epochs, one seed).
 - The loss is divided by the batch's mean kappa, as a constant. The gradient of a direction is in proportion to kappa:
   a thousand times SimSiam's in the end, and next to none early on, when a small kappa keeps directions from being
   learnt and they it from rising (on the digits, training stayed there). Divided, images and terms keep their weights
@@ -109,6 +110,18 @@ def _log_normalizer(kappa: Tensor, dim: int) -> Tensor:
     return log_ratio - (alpha + beta) * math.log(2) - beta * math.log(math.pi)
 
 
+def squareplus(x: Tensor) -> Tensor:
+    r"""A positive number of any: :math:`(x + \sqrt{x^2 + 4}) / 2`, whose slope falls with a square, not exponentially.
+
+    >>> squareplus(torch.tensor([-100.0, 0.0, 100.0]))
+    tensor([9.9990e-03, 1.0000e+00, 1.0001e+02])
+    """
+    negative = x < 0
+    size = torch.where(negative, -x, x)
+    large = (size + (size.square() + 4).sqrt()) / 2
+    return torch.where(negative, 1 / large, large)  # the formula would subtract large numbers
+
+
 class VISimSiam(Method):
     """VI-SimSiam: SimSiam's predictor gives a distribution of directions, and the other view's is observed.
 
@@ -165,7 +178,7 @@ class VISimSiam(Method):
         z = self.encode(self.encoder, views)  # [2B, D]
         projection = self.apart(self.projector, z)
         prediction = self.apart(self.predictor, projection)
-        raw = self.apart(self.concentration, self._seen(z, projection))
+        raw = self.apart(self.concentration, projection if self.kappa_from == "projection" else z)
         with torch.autocast(z.device.type, enabled=False):
             prediction, kappa = at_least_float32(prediction), self._kappa(raw)
             other = at_least_float32(projection.detach()).roll(len(views[0]), 0)
@@ -214,11 +227,9 @@ class VISimSiam(Method):
     def _predicted(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of each embedding, ``[B, D]``: the projection, the mean direction (of any length) and the concentration."""
         projection = self.projector(z)
-        return projection, self.predictor(projection), self._kappa(self.concentration(self._seen(z, projection)))
-
-    def _seen(self, z: Tensor, projection: Tensor) -> Tensor:
-        """What the concentration is predicted from."""
-        return projection if self.kappa_from == "projection" else z / math.sqrt(self.encoder.dim)
+        raw = self.concentration(projection if self.kappa_from == "projection" else z)
+        return projection, self.predictor(projection), self._kappa(raw)
 
     def _kappa(self, raw: Tensor) -> Tensor:
-        return (self.hidden - 1) * (softplus(at_least_float32(raw).squeeze(-1)) + KAPPA_FLOOR)
+        positive = softplus if self.kappa_from == "projection" else squareplus
+        return (self.hidden - 1) * (positive(at_least_float32(raw).squeeze(-1)) + KAPPA_FLOOR)
