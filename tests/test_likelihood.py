@@ -220,6 +220,15 @@ def test_radial_nll_is_a_scalar_student_t_on_the_norm_up_to_its_constant(nu):
     assert radial_nll(z, s, nu).item() == pytest.approx(log_constant(nu, 1) - log_p, rel=1e-12)
 
 
+def test_without_nu_every_likelihood_is_cauchy():
+    z, s, v = normal(7), normal(7, seed=1), normal(7, seed=2).exp()
+    log_p = scipy.stats.multivariate_t(loc=s.numpy(), shape=np.diag(v.numpy()), df=1).logpdf(z.numpy())
+    assert standard_nll(z, s, v).item() == pytest.approx(log_constant(1.0, 7) - log_p, rel=1e-12)
+    log_p = scipy.stats.cauchy.logpdf(math.sqrt((z**2).sum()) - math.sqrt((s**2).sum()))
+    assert radial_nll(z, s).item() == pytest.approx(-math.log(math.pi) - log_p, rel=1e-12)
+    assert directional_nll(z, s, v).item() == pytest.approx(reference_directional(z.numpy(), s.numpy(), v.numpy(), 1.0))
+
+
 @pytest.mark.parametrize("theta", [1e-3, 0.05, 0.2, 1.0, 2.5])
 @pytest.mark.parametrize("dim", [2, 3, 64])
 def test_without_curvature_the_gaussian_unit_directional_nll_is_half_the_squared_angle(dim, theta):

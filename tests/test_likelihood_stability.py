@@ -136,6 +136,27 @@ def test_the_antipode_is_held_at_a_finite_depth(dim, dtype):
     assert (values[-1] > -deepest - 1).all()
 
 
+@pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 2.5e-3), (torch.float64, 1.1e-7)])
+def test_up_to_two_milliradians_from_the_antipode_nothing_is_held(dtype, gap):
+    """In float32; a tenth of a microradian in float64."""
+    z = torch.tensor([-math.cos(gap), math.sin(gap), 0.0], dtype=dtype)
+    s = torch.tensor([1.0, 0.0, 0.0], dtype=dtype)
+    theta = math.pi - gap
+    expected = theta**2 / 2 + math.log(math.sin(gap) / theta)
+    value = directional_nll(z, s, torch.ones(3, dtype=dtype), nu=math.inf).item()
+    assert value == pytest.approx(expected, rel=1e-4 if dtype == torch.float32 else 1e-8)
+
+
+@pytest.mark.parametrize("length", [1.5e-6, 1e-5, 1.0])
+def test_norms_of_more_than_a_millionth_are_what_they_are(length):
+    short = torch.tensor([0.6 * length, 0.8 * length], dtype=torch.float64)
+    one = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    assert radial_nll(short, one).item() == pytest.approx(math.log1p((1 - length) ** 2), rel=1e-12, abs=1e-15)
+    angle = math.acos(0.8)
+    flat = directional_nll(short, one, torch.ones(2, dtype=torch.float64), nu=math.inf).item()
+    assert flat == pytest.approx(angle**2 / 2, rel=1e-12)
+
+
 @pytest.mark.parametrize("cosine", [None, 0.9999, 0.5, -0.35, -0.92, -0.99])
 def test_float32_is_close_to_float64_at_512_features(cosine):
     if cosine is None:

@@ -148,7 +148,7 @@ def test_streams_steps_seeds_and_positions_give_unrelated_numbers():
 
 def test_streams_keep_their_numbers():
     """Part of the run format; new ones are appended."""
-    assert (Stream.VIEW_1, Stream.VIEW_2, Stream.POSTERIOR) == (0, 1, 2)
+    assert (Stream.VIEW_1, Stream.VIEW_2, Stream.POSTERIOR, Stream.SLICES) == (0, 1, 2, 3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

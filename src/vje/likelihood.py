@@ -20,7 +20,8 @@ NORM_FLOOR = 1e-6
 
 ANTIPODE_CLAMP = 10.0
 """Smallest cos^2(theta/2), in units of the dtype's epsilon: the curvature term diverges at the antipode, and this is
-where it is held (2 mrad short of it in float32, 0.1 microradians in float64)."""
+where it is held (2 mrad short of it in float32, 0.1 microradians in float64). Nearer still, Q falls to 0, as the
+log-map's direction comes to be rounding alone."""
 
 
 def directional_nll(

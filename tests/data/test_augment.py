@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -301,6 +302,11 @@ def test_simsiam_and_vicreg_are_settings() -> None:
     ]
 
 
+def test_the_defaults_are_those_of_a_config_without_what_its_views_differ_in() -> None:
+    for view in build_augmentations(AugmentConfig(), size=32):
+        assert replace(view, blur=0.0, solarize=0.0) == Augmentation(size=32)
+
+
 @pytest.mark.parametrize(("size", "kernel"), [(8, 3), (32, 3), (96, 11), (224, 23)])
 def test_the_blur_kernel_is_a_tenth_of_the_image(size: int, kernel: int) -> None:
     assert [view.blur_kernel for view in build_augmentations(AugmentConfig(), size)] == [kernel, kernel]
@@ -365,6 +371,22 @@ def test_where_no_crop_fits_the_centre_is_torchvisions(
     expected = RandomResizedCrop.get_params(torch.empty(1, height, width), list(area), list(ratio))
     boxes = crop_boxes(draws(50).uniform(Stream.VIEW_1, CROP_DRAWS), height, width, area, ratio)
     assert boxes.tolist() == [list(expected)] * 50
+
+
+@pytest.mark.parametrize("fitting", [0, 4, 9, None])
+def test_the_first_of_ten_tries_that_fits_is_taken(fitting: int | None) -> None:
+    """Ten areas, ten aspect ratios and two places, in this order: it is part of the run format."""
+    areas = torch.full((10,), 0.99)  # of a square image, with an aspect ratio of 4/3: too wide
+    places = [0.5, 0.25]
+    if fitting is not None:
+        areas[fitting], areas[fitting + 1 :] = 0.0, 0.1
+    u = torch.cat([areas, torch.full((10,), 1.0), torch.tensor(places)]).unsqueeze(0)
+    assert u.shape[1] == CROP_DRAWS
+    top, left, h, w = crop_boxes(u, 100, 100, (0.12, 1.0), (3 / 4, 4 / 3))[0].tolist()
+    if fitting is None:
+        assert (top, left, h, w) == (0, 0, 100, 100)
+    else:  # sqrt(1200 * 3/4) high and sqrt(1200 * 4/3) wide
+        assert (top, left, h, w) == (int(0.5 * 71), int(0.25 * 61), 30, 40)
 
 
 def test_each_image_has_its_own_parameters() -> None:

@@ -37,6 +37,19 @@ def test_ten_crops_are_ten_and_symmetric():
     assert seen == mirrored and len(seen) == 10
 
 
+def test_ten_crops_are_the_centre_and_the_corners_of_seven_eighths_and_their_mirror_images():
+    for y, x in ((2, 2), (0, 0), (0, 4), (4, 0), (4, 4)):
+        cut = Image.fromarray(PIXELS[0, y : y + 28, x : x + 28]).resize((32, 32), Image.Resampling.BILINEAR)
+        for expected in (np.asarray(cut, dtype=int), np.asarray(cut, dtype=int)[:, ::-1]):
+            close = [np.abs(view(IMAGES)[0].permute(1, 2, 0).numpy() - expected).max() <= 1 for view in views("ten")]
+            assert sum(close) == 1
+
+
+def test_a_part_is_from_the_centre_unless_told_otherwise():
+    assert torch.equal(View(0.75)(IMAGES), View(0.75, 0.5, 0.5)(IMAGES))
+    assert not torch.equal(View(0.75)(IMAGES), View(0.75, 1.0, 0.5)(IMAGES))
+
+
 @pytest.mark.parametrize("size", [(10, 20), (8, 8), (5, 7), (2, 1)])
 def test_any_size_keeps_its_shape_and_its_symmetry(size):
     image = torch.randint(256, (1, 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -40,6 +40,20 @@ def test_margin_equals_an_explicit_loop():
         assert float(distance) == pytest.approx(np.linalg.norm(means[i].numpy() - raw[int(labels[i])]), abs=1e-5)
 
 
+def test_digits_are_not_lost_where_the_means_are_far_from_the_origin():
+    generator = torch.Generator().manual_seed(0)
+    near, labels = torch.randn(300, 4, generator=generator), torch.arange(300) % 2
+    means = 2**13 + near.mul(2**8).round() / 2**8  # which float32 holds
+    x = means.double().numpy()
+    centres = np.stack([x[labels.numpy() == c].mean(0) for c in (0, 1)])
+    expected = np.linalg.norm(x - centres[labels.numpy()], axis=1)
+    np.testing.assert_allclose(place(means, labels).distance.numpy(), expected, rtol=1e-6)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    centre = unit[labels.numpy() == 0].mean(0)
+    radius = 1 - unit[0] @ centre / np.linalg.norm(centre)
+    assert place(means, labels).radius[0].item() == pytest.approx(radius, rel=1e-3, abs=1e-12)
+
+
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=60))
 def test_tertiles_partition_exactly_and_in_order(values):
     x = torch.tensor(values)

@@ -84,6 +84,31 @@ def test_only_directions_count():
     assert torch.equal(knn_predict(bank * scale, labels, queries * 1e-3, 20, TEMPERATURE), predicted)
 
 
+def test_half_precision_features_are_compared_in_float32():
+    (bank, queries), (labels, _) = blobs()
+    bank, queries = bank.bfloat16(), queries.bfloat16()
+    expected = knn_predict(bank.double().float(), labels, queries.double().float(), 20, TEMPERATURE)
+    assert torch.equal(knn_predict(bank, labels, queries, 20, TEMPERATURE), expected)
+    assert torch.equal(knn_predict(bank.float(), labels, queries, 20, TEMPERATURE), expected)
+
+
+def test_at_a_low_temperature_the_nearest_neighbour_decides():
+    """Also where exp(similarity / temperature) is beyond float32, as exp(200) is."""
+    bank, labels = torch.tensor([[1.0, 0.3], [1.0, 0.4], [1.0, 0.06]]), torch.tensor([0, 0, 1])
+    assert knn_predict(bank, labels, torch.tensor([[1.0, 0.05]]), 3, temperature=0.005).tolist() == [1]
+    far = torch.tensor([[0.5, 0.1, -2.0]])  # at a cosine of 0.24 from the nearest
+    assert knn_predict(torch.eye(3), torch.tensor([1, 2, 0]), far, 3, temperature=0.005).tolist() == [1]
+
+
+def test_twenty_neighbours_vote_unless_told_otherwise():
+    """The ten nearest are of class 1 and the others of class 0, all at nearly the same angle: eleven outvote ten."""
+    angles = 1e-3 * torch.arange(1, 41)
+    bank, labels = torch.stack([angles.cos(), angles.sin()], 1), (torch.arange(40) < 10).long()
+    query, truth = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
+    assert knn_accuracy(bank, labels, query, truth) == 100
+    assert knn_accuracy(bank, labels, query, truth, k=21) == 0
+
+
 def test_a_near_neighbour_outvotes_several_far_ones():
     bank = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.5, 0.6], [0.5, 0.7]])
     labels = torch.tensor([0, 1, 1, 1])

@@ -8,6 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from vje.data.order import epoch_order
 from vje.errors import UserError
 from vje.evaluation.probe import FeatureBatches, Split, hold_out, linear_probe, stored_training
 from vje.evaluation.sweep import LinearSweep, scale_of
@@ -54,6 +55,7 @@ def test_converges_to_the_optimum_of_the_penalised_likelihood():
 
     best = objective(judge.coef_, judge.intercept_)
     assert objective(sweep.weight[0], sweep.bias[0]) == pytest.approx(best, rel=1e-7)
+    assert LinearSweep(5, 3, [0.3], 1).loss(x.float(), y).dtype == torch.float64
     assert sweep.loss(x, y).item() == pytest.approx(best - decay / 2 * float(sweep.weight.square().sum()), rel=1e-6)
 
 
@@ -201,6 +203,8 @@ def test_features_that_do_not_vary():
     mean, std = scale_of(torch.tensor([[1e4, 0.0, 1.0], [1e4, 0.0, 3.0]]))
     assert mean.tolist() == [1e4, 0.0, 2.0]
     assert std.tolist() == [1.0, 1.0, 1.0]
+    at_the_edge = 1 + torch.tensor([[-1.0, -0.5], [1.0, 0.5]], dtype=torch.float64) * 1.6e-6
+    assert scale_of(at_the_edge)[1].tolist() == pytest.approx([1.6e-6, 1.0])  # a millionth of the mean is noise
     train, test = blobs(100, 2, 4, 0.1), blobs(50, 2, 4, 0.1, seed=1)
     dead = [(torch.cat([x, torch.full((len(x), 2), 0.3)], 1), y) for x, y in (train, test)]
     assert probe(*dead, epochs=5).top1 == 100
@@ -213,6 +217,36 @@ def test_class_numbers_need_not_be_consecutive():
     assert probe((train[0], odd[train[1]]), (test[0], labels), epochs=5).top1 == 100
     labels[:10] = 7  # a class without training images
     assert probe((train[0], odd[train[1]]), (test[0], labels), epochs=5).top1 == 80
+
+
+@pytest.mark.parametrize("stranger", [-4, 7, 1_000_000])
+def test_a_class_that_was_not_trained_on_is_never_right(stranger):
+    train, test = blobs(200, 2, 4, 0.1), blobs(50, 2, 4, 0.1, seed=1)
+    labels = torch.tensor([3, 900_000])[test[1]]
+    labels[:10] = stranger
+    assert probe((train[0], torch.tensor([3, 900_000])[train[1]]), (test[0], labels), epochs=5).top1 == 80
+
+
+@pytest.mark.parametrize("classes", [5, 6])
+def test_five_guesses_are_counted_for_more_than_five_classes(classes):
+    found = probe(blobs(200, classes, 6, 0.5), blobs(60, classes, 6, 0.5, seed=1), epochs=3)
+    assert (found.top5 is not None) == (classes > 5)
+    assert all((rate.test_top5 is not None) == (classes > 5) for rate in found.rates)
+
+
+def test_a_rate_that_diverges_has_no_hits_and_an_infinite_loss():
+    train, test = blobs(200, 3, 5, 0.1), blobs(60, 3, 5, 0.1, seed=1)
+    found = probe(train, test, epochs=3, rates=(0.1, 1e38))
+    good, bad = found.rates
+    assert (bad.validation_top1, bad.validation_loss, bad.test_top1) == (0, math.inf, 0)
+    assert found.lr == good.lr == 0.1
+
+
+def test_progress_is_told_after_every_epoch():
+    told = []
+    train = blobs(40, 2, 3, 0.5)
+    probe(train, train, epochs=4, report=lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_the_seed_decides_all():
@@ -229,6 +263,7 @@ def test_what_is_held_out():
     assert len(hold_out(1_000_000, 0.1, seed=0)) == 10_000
     assert len(hold_out(3, 0.01, seed=0)) == 1
     assert len(hold_out(3, 0.99, seed=0)) == 2
+    assert not any(torch.equal(held, epoch_order(100, 0, epoch)[:10]) for epoch in range(20))
     with pytest.raises(UserError, match=r"between 0 and 1, got 1\.5"):
         hold_out(3, 1.5, seed=0)
 

@@ -56,6 +56,18 @@ def test_one_direction_has_rank_one():
     assert effective_rank(x[:1]) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_rounding_is_not_rank_at_any_scale(scale):
+    rng = np.random.default_rng(0)
+    x = scale * torch.from_numpy(rng.integers(-9, 10, (300, 3)) @ rng.integers(-9, 10, (3, 512))).double()
+    singular = np.linalg.svd(x.numpy(), compute_uv=False)[:3]
+    p = singular / singular.sum()
+    expected = math.exp(-(p * np.log(p)).sum())
+    assert effective_rank(x) == pytest.approx(expected, rel=1e-6)
+    if scale == 1:
+        assert effective_rank_of_gram((x.T @ x).float()) == pytest.approx(expected, rel=1e-6)  # float32 holds integers
+
+
 def test_it_can_be_summed_up_over_batches():
     x = torch.from_numpy(matrix(100, 12, decay=0.2))
     gram = sum(batch.T @ batch for batch in x.split(17))

@@ -1,6 +1,9 @@
 """What holds for every method: the trainer, the recipes and saved models count on it."""
 
+import copy
+import inspect
 import json
+import sys
 
 import pytest
 import torch
@@ -62,6 +65,26 @@ def test_parts_have_the_same_names_every_step_and_draws_decide_all_randomness(mo
     assert torch.equal(first.loss, second.loss)
 
 
+def test_training_mode_is_what_train_puts_it_into(model):
+    model.eval()
+    assert not any(module.training for module in model.modules())
+    assert model.train() is model
+    assert model.training and all(module.training for module in model.encoder.modules())
+
+
+def test_only_a_loss_across_images_is_more_than_the_mean_over_parts_of_a_batch(model):
+    model.double().eval()  # in which batch normalisation looks at no other image
+    model.training = True  # and keys go into a queue, where there is one
+    views, draws, labels = inputs(model)
+    views = [view.double() for view in views]
+    whole = copy.deepcopy(model)(views, draws, labels).loss.item()
+    parts = []
+    for rows in (slice(0, 2), slice(2, 4), slice(4, 6)):
+        own = Draws(draws.seed, draws.step, draws.positions[rows])
+        parts.append(model([x[rows] for x in views], own, None if labels is None else labels[rows]).loss.item())
+    assert (sum(parts) / 3 != pytest.approx(whole, rel=1e-9)) == model.across_images
+
+
 def test_the_target_follows_after_a_step_only(model):
     if model.target_encoder is None:
         return  # nothing follows
@@ -114,6 +137,11 @@ def test_scores_of_several_views_are_of_each_image_alone(model):
         torch.testing.assert_close(model.view_scores(z[[2, 0, 1]])[key], value, rtol=1e-4, atol=1e-4)  # in any order
 
 
+def test_scores_of_several_views_keep_no_graph(model):
+    scores = model.eval().view_scores(torch.rand(3, 2, model.encoder.dim))
+    assert not any(value.requires_grad for value in scores.values())
+
+
 def test_every_statistic_is_explained_and_every_explanation_is_of_something(model, name):
     views, draws, labels = inputs(model)
     reported = {*model(views, draws, labels).parts, *model.eval().statistics(torch.rand(2, model.encoder.dim))}
@@ -127,6 +155,38 @@ def test_another_number_of_views_is_refused(model):
     views, draws, labels = inputs(model)
     with pytest.raises(ValueError, match="view"):
         model([*views, views[0]], draws, labels)
+
+
+def test_loss_functions_have_the_defaults_of_their_method(name):
+    method = find_method(name)
+    for function in vars(sys.modules[method.__module__]).values():
+        if inspect.isfunction(function) and function.__module__ == method.__module__:
+            for key, parameter in inspect.signature(function).parameters.items():
+                if parameter.default is not parameter.empty and key in method.settings():
+                    assert parameter.default == method.settings()[key].default, f"{function.__name__}: {key}"
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("barlow", {"lambd": 0.0, "hidden": 1, "layers": 1}),
+        ("vicreg", {"invariance": 0.0, "variance": 0.0, "covariance": 0.0, "hidden": 1, "layers": 1}),
+        ("lejepa", {"lambd": 0.0, "knots": 3, "hidden": 1, "projection": 1, "layers": 1, "slices": 1}),
+        ("lejepa", {"lambd": 1.0, "hidden": 1, "projection": 1, "slices": 1}),
+        ("moco", {"queue": 1, "hidden": 1, "projection": 1}),
+        ("simclr", {"hidden": 1, "projection": 2}),
+        ("swav", {"prototypes": 2, "iterations": 1, "hidden": 1, "projection": 1}),
+        ("supervised", {"classes": 2, "label_smoothing": 0.0}),
+        ("vi-simsiam", {"kl_weight": 0.0, "hidden": 2, "layers": 1, "bottleneck": 1}),
+        ("vssl", {"kl_weight": 0.0, "hidden": 1, "latent": 1}),
+        ("vje", {"beta": 0.0, "samples": 0, "ratio": 1 / 256}),
+    ],
+)
+def test_the_least_that_a_setting_may_be_is_allowed(name, least):
+    model = find_method(name)(build_encoder("resnet8"), **least)
+    views, draws, _ = inputs(model)
+    labels = torch.arange(BATCH) % 2 if model.needs_labels else None
+    assert model(views, draws, labels).loss.isfinite()
 
 
 def test_constant_rates_are_of_the_method_s_own_parameters(model):

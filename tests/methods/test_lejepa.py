@@ -188,6 +188,12 @@ def test_without_draws_directions_come_from_the_global_generator():
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_those_are_unit_vectors_too():
+    found = make(slices=50)._directions(torch.zeros(2, 5, 4, dtype=torch.float64), None)
+    assert found.shape == (4, 50)
+    torch.testing.assert_close(found.norm(dim=0), torch.ones(50, dtype=torch.float64))
+
+
 # The method
 
 

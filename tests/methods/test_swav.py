@@ -121,6 +121,11 @@ def test_the_length_of_prototypes_does_not_matter():
     torch.testing.assert_close(model(views).loss, loss)
 
 
+def test_prototypes_start_on_the_sphere():
+    """Where their length sets how far a step turns them."""
+    torch.testing.assert_close(make().prototype_weights.detach().square().sum(1), torch.ones(5))
+
+
 def test_gradients_treat_the_codes_as_constants():
     """The gradient in the scores is (softmax - code of the other view) / (2B tau)."""
     scores = random_scores(6, 4).requires_grad_()

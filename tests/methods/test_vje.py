@@ -142,6 +142,7 @@ ALL = ("directional", "radial", "kl")
         ({"terms": ["kl"], "beta": 2.0}, ("kl",)),
         ({"likelihood": "standard"}, ("standard", "kl")),
         ({"likelihood": "standard", "nu": math.inf, "terms": ["directional", "radial"]}, ("standard",)),
+        ({"likelihood": "standard", "terms": ["kl"]}, ("kl",)),
     ],
 )
 def test_the_loss_equals_the_slow_reference(options, terms, target, samples):

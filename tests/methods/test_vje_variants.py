@@ -80,6 +80,20 @@ def test_a_term_that_is_off_takes_exactly_its_gradient_with_it(off):
         torch.testing.assert_close(gradient - without[name], alone[name], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("samples", [0, 1])
+@pytest.mark.parametrize("terms", [TERMS, ["directional"], ["radial"], ["kl"]])
+def test_parameters_without_a_gradient_are_announced(terms, samples):
+    """Processes that wait for each other's gradients must know; the method itself leaves none out."""
+    model = make(terms=terms, samples=samples)
+    model(views()).loss.backward()
+    unused = any(p.grad is None for p in model.parameters())
+    assert model.leaves_unused() or not unused
+    if terms == TERMS and samples:
+        assert not unused and not model.leaves_unused()
+    if terms == ["radial"] and not samples:
+        assert unused  # the variance is nowhere in it
+
+
 def test_an_isotropic_posterior_has_one_variance_and_q_is_the_squared_angle_over_it():
     model = make(isotropic=True)
     observed, posterior = observed_and_posterior(model)

@@ -221,6 +221,17 @@ def test_a_step_under_autocast(objective):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
+def test_under_autocast_the_variance_is_not_rounded():
+    """It is the softplus in float64 of what the linear layer gave in bfloat16."""
+    model, seen = make().float(), []
+    model.head.variance.register_forward_hook(lambda module, given, out: seen.append(out.detach()))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model([view.float() for view in two_views()], draws())
+    assert [raw.dtype for raw in seen] == [torch.bfloat16] * 2
+    expected = FLOOR + np.logaddexp(0, torch.cat(seen).double().numpy()).mean()
+    assert output.parts["posterior_variance"].item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_statistics_are_of_the_students_gaussian():
     model, views = make(), two_views()
     model(views)

@@ -40,6 +40,14 @@ def test_target_moves_by_the_formula(momentum, buffers, as_tensor):
         torch.testing.assert_close(online.state_dict()[name], leader[name], rtol=0, atol=0)
 
 
+def test_unasked_it_leaves_the_batch_norm_statistics_of_the_target():
+    target, online = network(0), network(1)
+    before = snapshot(target.named_buffers())
+    moving_average(target, online, 0.3)
+    assert all(torch.equal(value, before[name]) for name, value in target.named_buffers())
+    assert not torch.equal(before["1.running_mean"], online[1].running_mean)
+
+
 def test_many_steps_forget_the_start_geometrically():
     target, online = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
     gap = (target.weight - online.weight).detach()

@@ -44,6 +44,15 @@ def test_threshold_is_exact_where_alpha_times_n_rounds(n: int, alpha: float) -> 
     assert flagged.tolist() == (new > threshold(calibration, alpha)).tolist()
 
 
+@pytest.mark.parametrize("n", [1, 19, 49, 68, 99, 199])
+def test_a_rate_that_is_a_hair_below_a_p_value_does_not_reach_it(n: int) -> None:
+    """The p-values are r / (n + 1), and scores 0 to n - 1 have the threshold n - r where r of them are allowed."""
+    for r in range(1, n + 1):
+        exact = r / (n + 1)
+        for alpha, allowed in ((np.nextafter(exact, 0), r - 1), (exact, r), (np.nextafter(exact, 1), r)):
+            assert threshold(range(n), alpha) == (n - allowed if allowed else np.inf)
+
+
 @pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("decimals", [None, 0], ids=["continuous", "tied"])
 def test_false_alarm_rate_over_many_splits(alpha: float, decimals: int | None) -> None:
@@ -85,6 +94,8 @@ def test_unusable_numbers_are_refused() -> None:
     for alpha in (0.0, 1.0, -0.1, np.nan):
         with pytest.raises(UserError, match="between 0 and 1"):
             outliers([0.5], alpha)
+        with pytest.raises(UserError, match="between 0 and 1"):
+            threshold([0.5], alpha)
 
 
 def test_calibration_file(tmp_path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from scipy import optimize
 from scipy.special import logsumexp, softmax
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.linear_model import LogisticRegression
@@ -221,6 +222,22 @@ def test_vim_equals_the_formulas_of_the_paper():
     close(ViM(4, classifier).fit(x).score(queries), expected, rtol=1e-5)
 
 
+def test_vim_of_one_feature_has_all_of_it_outside_the_subspace():
+    """Logits x and -x: the origin is 0, and |x| is the virtual logit and the largest real one of training images."""
+    classifier = LinearClassifier(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))
+    detector = ViM(classifier=classifier).fit(torch.tensor([[1.0], [-2.0], [5.0]]))
+    queries = [0.0, 0.5, -3.0]
+    close(detector.score(torch.tensor(queries)[:, None]), [abs(x) - math.log(2 * math.cosh(x)) for x in queries])
+
+
+def test_vim_does_not_count_training_images_even_where_they_have_no_residual():
+    x, classifier = features(20), random_classifier()
+    x = (x - x[:1]) @ torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
+    classifier = LinearClassifier(classifier.weight, torch.zeros(CLASSES, dtype=torch.float64))  # the origin is 0
+    once, often = (ViM(3, classifier).fit(bank).fitted["alpha"] for bank in (x, x.repeat(7, 1)))
+    assert once.isfinite() and often.item() == pytest.approx(once.item(), rel=1e-6)
+
+
 @pytest.mark.parametrize(("width", "dim"), [(6, 3), (999, 499), (1000, 512), (1499, 512), (1500, 1000)])
 def test_vims_subspace_by_default(width, dim):
     detector = ViM(classifier=random_classifier(dim=width)).fit(features(3, dim=width))
@@ -252,6 +269,24 @@ def test_linear_classifier_is_where_the_gradient_vanishes():
     by_weight, by_bias = torch.autograd.grad(loss, (weight, bias))
     assert (by_weight / std).abs().max() < 1e-6
     assert by_bias.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("constant", [0.0, -3.0, 1e4])
+def test_a_feature_that_is_always_the_same_changes_nothing(constant):
+    x, y = labelled(60)
+    dead = torch.full((60, 1), constant)
+    with_it = fit_linear(torch.cat([x, dead], 1), y, weight_decay=1e-2)
+    expected = fit_linear(x, y, weight_decay=1e-2).logits(x).softmax(1)
+    torch.testing.assert_close(with_it.logits(torch.cat([x, dead], 1)).softmax(1), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("spread", "counts"), [(1.5e-6, True), (0.5e-6, False)])
+def test_less_than_a_millionth_of_the_mean_is_noise(spread, counts):
+    x = torch.tensor([[1 - spread], [1 + spread]], dtype=torch.float64)
+    found = fit_linear(x, torch.tensor([0, 1]), weight_decay=0.1).logits(x).softmax(1)
+    # of the standardised feature, -1 and 1, the best logits are -w and w times it, with sigmoid(-2 w) = 0.1 w
+    w = optimize.brentq(lambda w: 1 / (1 + math.exp(2 * w)) - 0.1 * w, 0, 9)
+    assert found[1, 1].item() == pytest.approx(1 / (1 + math.exp(-2 * w)) if counts else 0.5, abs=1e-4)
 
 
 def test_linear_classifier_separates_what_is_separable_and_is_deterministic():

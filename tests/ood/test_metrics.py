@@ -136,6 +136,13 @@ def test_a_larger_score_means_out_of_distribution():
     assert auroc([2.0, 3.0], [0.0, 1.0]) == 0.0
 
 
+@pytest.mark.parametrize("count", [20, 21, 43, 45, 51])
+def test_rounding_takes_no_area_above_one(count):
+    """Twenty recalls of a twentieth each add up to a little more than one in floating point."""
+    assert all_metrics([-1.0, 0.0], range(1, count + 1))["aupr_out"] == 1.0
+    assert all_metrics(range(-count, 0), [1.0, 2.0])["aupr_in"] == 1.0
+
+
 def test_exactly_95_percent_is_enough():
     twenty = np.arange(20.0)
     assert fpr95_ood_positive([1.0, 0.5], twenty) == 0.5  # 19 of the 20 lie at 1 or above
@@ -263,6 +270,9 @@ def test_bootstrap_resamples_each_side_by_itself():
 def test_bootstrap_refuses_what_has_no_meaning():
     with pytest.raises(UserError, match=r"confidence .* got 95"):
         bootstrap_interval(auroc, [0.0], [1.0], confidence=95)
+    for none in (0, 1):
+        with pytest.raises(UserError, match=f"confidence .* got {none}"):
+            bootstrap_interval(auroc, [0.0], [1.0], confidence=none)
     with pytest.raises(UserError, match="at least one sample"):
         bootstrap_interval(auroc, [0.0], [1.0], samples=0)
     with pytest.raises(UserError, match="1 of the 1 id_scores are NaN"):

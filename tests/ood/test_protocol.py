@@ -45,6 +45,34 @@ def test_detectors_tell_strangers_from_clusters(setting: tuple[VJE, Features, to
     assert set(scorer.chosen) == {"knn", "mahalanobis", "mahalanobis_class", "react"}
 
 
+def test_without_validation_images_detectors_have_their_usual_settings(
+    setting: tuple[VJE, Features, torch.Tensor, torch.Tensor],
+) -> None:
+    scorer = build_scorer(*setting[:2])
+    assert scorer.chosen == {}
+    assert scorer.detectors["knn"].settings == {"k": 50}
+    assert scorer.detectors["react"].settings == {"percentile": 90.0}
+    for name in ("mahalanobis", "mahalanobis_class"):  # on directions, as short features are near every mean
+        assert bool(scorer.detectors[name].settings["unit"])
+
+
+@pytest.mark.parametrize("told_by", ["length", "direction"])
+def test_validation_images_choose_between_raw_features_and_directions(told_by: str) -> None:
+    torch.manual_seed(0)
+    model, generator = VJE("resnet8").eval(), torch.Generator().manual_seed(0)
+
+    def images(count: int, length: float = 1.0, turn: float = 0.0) -> torch.Tensor:
+        """Directions within a cone, lengths of any kind unless they are what tells."""
+        x = torch.randn(count, 256, generator=generator) / 16 + turn
+        x = torch.nn.functional.normalize(x + 2 * torch.eye(256)[0], dim=1)
+        spread = 0.01 if told_by == "length" else 2.0
+        return length * x * torch.exp(spread * torch.randn(count, 1, generator=generator))
+
+    strangers = images(50, length=1.2) if told_by == "length" else images(50, turn=0.02)
+    scorer = build_scorer(model, features(images(800)), (images(50), strangers))
+    assert scorer.chosen["mahalanobis"] == (0 if told_by == "length" else 1)
+
+
 def test_without_labels_or_training_features_the_rest_still_runs(
     setting: tuple[VJE, Features, torch.Tensor, torch.Tensor],
 ) -> None:

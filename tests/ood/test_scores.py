@@ -1,3 +1,4 @@
+import pytest
 import scipy.stats
 import torch
 
@@ -47,6 +48,26 @@ def test_sampled_nll_is_the_mean_over_posterior_samples() -> None:
     values = directional_nll(z, s, q.variance) + radial_nll(z, s)
     error = values.std(0) / 2000**0.5
     assert ((found - values.mean(0)).abs() < 6 * error * 2**0.5).all()
+
+
+@pytest.mark.parametrize("likelihood", ["factorized", "standard"])
+def test_two_samples_by_hand(likelihood: str) -> None:
+    """In float64, from the noise that the seed stands for, with the density of each likelihood written out."""
+    model, z = model_and_embeddings(likelihood=likelihood, nu=2.0)
+    found = model_scores(model, z, samples=2, seed=5)["nll_mc"]
+    q, generator = model.inference(z), torch.Generator().manual_seed(5)
+    x, mean, v = (y.detach().double() for y in (z, q.mean, q.variance))
+    expected = torch.zeros(len(z), dtype=torch.float64)
+    for _ in range(2):
+        s = mean + v.sqrt() * torch.randn(z.shape, generator=generator).double()
+        if likelihood == "standard":
+            log_det, squares = v.log().sum(1), ((x - s) ** 2 / v).sum(1)
+            expected += (2 + 256) / 2 * (1 + squares / 2).log() + log_det / 2
+        else:
+            lengths = x.norm(dim=1) - s.norm(dim=1)
+            expected += directional_nll(x, s, v, 2.0) + (2 + 1) / 2 * (1 + lengths**2 / 2).log()
+    torch.testing.assert_close(found.double(), expected / 2, rtol=1e-5, atol=1e-3)
+    assert "nll_mc" not in model_scores(model, z)
 
 
 def test_chunks_do_not_matter(monkeypatch: object) -> None:

@@ -58,7 +58,7 @@ def knn_predict(bank: Tensor, bank_labels: Tensor, queries: Tensor, k: int, temp
     for chunk in queries.split(rows):
         similarity, nearest = (normalize(chunk.float(), dim=1) @ bank.T).topk(k, dim=1)  # [rows, k]
         votes = torch.zeros(len(chunk), classes, device=bank.device)
-        weights = ((similarity - 1) / temperature).exp()  # the shift cancels, and keeps exp in range
+        weights = ((similarity - similarity[:, :1]) / temperature).exp()  # the shift cancels, and keeps exp in range
         votes.scatter_add_(1, bank_labels[nearest], weights)
         predictions.append(votes.argmax(1))
     return torch.cat(predictions)
