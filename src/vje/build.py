@@ -162,6 +162,11 @@ def build_loop(
     labels = data.splits.train.labels
     classes = None if labels is None else _classes(labels)
     method = build_method(config, data.preprocessing, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.run.sync_batch_norm and method.groups > 1:
+        raise UserError(
+            f"--groups {method.groups} keeps parts of a batch apart in batch norm, and --sync-batch-norm puts those of "
+            "all processes together: use --no-sync-batch-norm, or --groups 1."
+        )
     if config.run.sync_batch_norm and world.size > 1:
         method = nn.SyncBatchNorm.convert_sync_batchnorm(method)
     settings = config.optimizer

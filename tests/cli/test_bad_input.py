@@ -180,6 +180,8 @@ def test_a_model_that_is_none(refused, trained, tmp_path):
         ("moco", ["--projection", "0"], ["projection must be 1 or more"]),
         ("moco", ["--batch", "8", "--groups", "3"], ["--groups 3 does not divide the 8 images"]),
         ("moco", ["--batch", "8", "--accumulate", "2", "--groups", "8"], ["--groups 8 does not divide the 4 images"]),
+        ("moco", ["--groups", "2", "--sync-batch-norm"], ["--groups 2", "--no-sync-batch-norm"]),
+        ("moco", ["--groups", "2", "--normalization", "group"], ["groups 2", "no plain batch norm"]),
         ("simsiam", ["--batch", "4", "--accumulate", "4"], ["--accumulate 4", "need two"]),
         ("supervised", [], ["learns from labels", "--labels FILE"]),
     ],

@@ -152,6 +152,12 @@ def test_epochs_without_a_speed_are_passed_over(vje, make_run, tmp_path):
     assert cells_of(vje("compare", run, "--out", tmp_path / "c").out, "cifar10")[2:] == ["30", "90.00", "15,000"]
 
 
+def test_the_speed_is_the_median_of_the_epochs(vje, make_run, tmp_path):
+    run = make_run("run", epochs=30)
+    RunFolder(run).append(run / "metrics.jsonl", {"epoch": 30, "step": 30, "images_per_second": 12_000.0})
+    assert cells_of(vje("compare", run, "--out", tmp_path / "c").out, "cifar10")[-1] == "12,000"  # of 10, 20 and 12
+
+
 def test_a_mean_with_an_unfinished_seed_is_marked(vje, make_run, tmp_path):
     runs = [make_run(f"s{seed}", seed=seed, epochs=40, probe={"spaces": {"z": {"top1": 90.0}}}) for seed in (0, 1)]
     RunFolder(runs[0]).append(runs[0] / "metrics.jsonl", {"epoch": 40, "step": 40, "images_per_second": 1.0})

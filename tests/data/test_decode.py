@@ -78,6 +78,7 @@ def test_thirty_two_bits_and_floats(tmp_path: Path) -> None:
 
     assert tif([[0, 100, 255]], np.int32) == [0, 100, 255]
     assert tif([[0, 257, 65535]], np.int32) == [0, 1, 255]
+    assert tif([[0, 128, 256]], np.int32) == [0, 0, 1]  # more than a byte holds: of 65535
     assert tif([[-1000, 0, 1000]], np.int32) == [0, 128, 255]
     assert tif([[0.0, 0.5, 1.0]], np.float32) == [0, 128, 255]
     assert tif([[0.0, float("nan"), 200.0]], np.float32) == [0, 0, 200]

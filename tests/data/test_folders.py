@@ -22,6 +22,13 @@ def test_flat_folder_has_no_labels(tmp_path: Path, picture: Picture) -> None:
     assert source.ignored == [".hidden.png", "notes.txt"]
 
 
+def test_what_a_system_hides_beside_a_photo_is_no_photo(tmp_path: Path, picture: Picture) -> None:
+    picture("cat/a.jpg"), picture("dog/b.jpg")
+    (tmp_path / "cat" / "._a.jpg").write_text("")  # as macOS leaves on other file systems
+    for every in (False, True):
+        assert scan_folder(tmp_path, every).files == ["cat/a.jpg", "dog/b.jpg"]
+
+
 def test_class_folders_give_labels(tmp_path: Path, picture: Picture) -> None:
     for name in ("dog/1.png", "cat/deep/2.png", "dog/3.png"):
         picture(name)
@@ -65,6 +72,15 @@ def test_empty_folder_says_what_counts(tmp_path: Path) -> None:
         scan_folder(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is a file"):
         scan_folder(tmp_path / "a.txt")
+
+
+def test_several_folders_are_all_scanned_and_one_keeps_its_labels(tmp_path: Path, picture: Picture) -> None:
+    picture("x/cat/1.png"), picture("x/dog/2.png"), picture("y/3.png")
+    both = scan_paths([tmp_path / "x", tmp_path / "y"])
+    assert (both.files, both.labels) == (["x/cat/1.png", "x/dog/2.png", "y/3.png"], None)
+    alone = scan_paths([tmp_path / "x"])
+    assert alone.labels is not None
+    assert (alone.classes, alone.labels.tolist()) == (["cat", "dog"], [0, 1])
 
 
 def test_scan_paths(tmp_path: Path, picture: Picture) -> None:

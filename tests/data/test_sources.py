@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vje.data.sources import ArraySource, FolderSource
 from vje.errors import UserError
@@ -42,10 +43,18 @@ def test_rgba_arrays_are_laid_on_white() -> None:
     assert ArraySource(images).images[0, 0].tolist() == [[10, 20, 30], [255] * 3, [204] * 3]
 
 
+def test_thousands_of_rgba_images_are_laid_on_white() -> None:
+    images = RNG.integers(0, 256, (2500, 2, 2, 4), dtype=np.uint8)
+    alpha = images[..., 3:] / 255
+    assert np.abs(ArraySource(images).images - (images[..., :3] * alpha + 255 * (1 - alpha))).max() <= 0.5 + 1e-9
+
+
 @pytest.mark.parametrize(
     ("images", "words"),
     [
         (np.full((2, 4, 4), 0.5, np.float32), "float32 with values 0.5..0.5; convert them with (images * 255)"),
+        (np.eye(4)[None], "float64 with values 0..1; convert them with (images * 255)"),
+        (np.array([[[0, 255]]]), "int64 with values 0..255; convert them with images.round().astype(np.uint8)"),
         (np.full((2, 4, 4), 4000, np.uint16), "scale them to 0..255"),
         (np.full((2, 4, 4), 200, np.int64), "images.round().astype(np.uint8)"),
         (np.ones((2, 4, 4), bool), "* 255"),
@@ -89,6 +98,14 @@ def test_array_fingerprint_follows_content() -> None:
     assert ArraySource(flipped).fingerprint() == ArraySource(images).fingerprint()
 
 
+@pytest.mark.parametrize("place", [0, 1023, 1024, 2499])
+def test_array_fingerprint_follows_every_one_of_thousands_of_images(place: int) -> None:
+    images = np.zeros((2500, 2, 2), np.uint8)
+    changed = images.copy()
+    changed[place, 1, 1] = 1
+    assert ArraySource(images).fingerprint() != ArraySource(changed).fingerprint()
+
+
 def test_folder_fingerprint_follows_files(tmp_path: Path, picture: Callable[..., Path]) -> None:
     picture("a.png"), picture("b.png")
     before = FolderSource(tmp_path, ["a.png", "b.png"]).fingerprint()
@@ -98,6 +115,16 @@ def test_folder_fingerprint_follows_files(tmp_path: Path, picture: Callable[...,
     assert FolderSource(tmp_path, ["a.png", "b.png"]).fingerprint() != before
     (tmp_path / "b.png").unlink()
     assert FolderSource(tmp_path, ["a.png", "b.png"]).fingerprint() != before
+    assert FolderSource(tmp_path, ["a.png", "b.png"]).fingerprint() != FolderSource(tmp_path, ["a.png"]).fingerprint()
+
+
+def test_photos_are_decoded_at_no_less_than_twice_the_size_they_are_wanted_in(tmp_path: Path) -> None:
+    Image.fromarray(colors(1, side=256)[0]).save(tmp_path / "x.jpg")
+    with Image.open(tmp_path / "x.jpg") as photo:
+        photo.draft(None, (64, 64))  # a quarter, of which Pillow's decoder is capable
+        assert photo.size == (64, 64)
+        expected = np.asarray(photo.resize((32, 32), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    assert np.array_equal(FolderSource(tmp_path, ["x.jpg"]).fitted(0, size=32, crop=32, channels=3), expected)
 
 
 def test_folder_channels_and_subset(tmp_path: Path, picture: Callable[..., Path]) -> None:

@@ -76,6 +76,16 @@ def test_a_set_keeps_its_own_split() -> None:
     assert apply_split(RawSplits("x", train, test), None).test is test
 
 
+def test_a_set_divided_again_has_the_same_bank_and_counts_what_is_gone() -> None:
+    train, test, labelled = (arrays(count) for count in (9, 3, 5))
+    assert apply_split(RawSplits("x", train, test), None).bank is train
+    assert apply_split(RawSplits("x", train, test, labelled=labelled), None).bank is labelled
+    assert apply_split(RawSplits("x", train, labelled=labelled), ["2", "4"]).bank is labelled
+    again = apply_split(RawSplits("x", train), ["2", "4", "lost", "gone", "away"])
+    assert (list(again.bank.names), again.missing) == (["0", "1", "3", "5", "6", "7", "8"], 3)
+    assert prepare_splits(RawSplits("x", train), 0).missing == 0
+
+
 def test_labels_follow_the_images() -> None:
     source = ArraySource(np.arange(20, dtype=np.uint8).reshape(20, 1, 1), labels=np.arange(20))
     splits = prepare_splits(RawSplits("x", source), 0, 0.25)

@@ -93,6 +93,31 @@ def test_a_race():
     assert any(target)
 
 
+def test_speeds_and_ratios_are_medians_over_windows(monkeypatch):
+    """By a clock that only the steps move: three windows of three steps, after one step to warm up."""
+    now = 0.0
+
+    class Step:
+        views = (torch.zeros(4, 3, 2, 2),)
+
+        def __init__(self, *seconds):
+            self.seconds = iter(seconds)
+
+        def __call__(self):
+            nonlocal now
+            now += next(self.seconds)
+
+        def resident_bytes(self):
+            return 1
+
+    monkeypatch.setattr("vje.evaluation.profile.time.perf_counter", lambda: now)
+    quick, slow = Step(50.0, *[1.0] * 3, *[2.0] * 3, *[9.0] * 3), Step(70.0, *[4.0] * 3, *[6.0] * 3, *[10.0] * 3)
+    found = race({"quick": quick, "slow": slow}, "quick", windows=3, steps_each=3, warmup=1)
+    assert found["quick"].images_per_second == 4 / 2 and found["quick"].relative == 1
+    assert found["slow"].images_per_second == pytest.approx(4 / 6)
+    assert found["slow"].relative == pytest.approx(2 / 6)  # of 1/4, 2/6 and 9/10
+
+
 def test_resident_bytes():
     model = SimSiam("resnet8", hidden=16, bottleneck=8)
     step = TimedStep(model, [torch.randn(4, 3, 8, 8) for _ in range(2)])

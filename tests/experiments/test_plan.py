@@ -205,6 +205,17 @@ def test_the_estimate_is_by_runs_that_are_there_or_stated(tmp_path, experiment):
     assert clock(3660) == "1 h 01 min"
 
 
+def test_the_estimate_takes_the_median_of_epochs_and_then_of_runs(tmp_path, experiment):
+    """An epoch that a slow start or another job drew out counts no more than any other, nor does a run of them."""
+    jobs = plan(experiment, Scale(), tmp_path, None)
+    for job, seconds in zip(jobs, ([4.0, 90.0, 5.0], [6.0, 8.0, 7.0], [600.0, 50.0, 60.0]), strict=False):
+        folder = make_run(tmp_path, job.run)
+        records = [{"epoch": i + 1, "seconds": x, "images_per_second": 100.0} for i, x in enumerate(seconds)]
+        records.insert(1, {"epoch": 1, "seconds": 0.001, "images_per_second": 0.0})  # nothing was trained in it
+        folder.metrics_file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert estimate(plan(experiment, Scale(), tmp_path, None), tmp_path) == (7.0 * 3, set())  # of 5, 7 and 60
+
+
 def test_options_as_the_recipe_has_them_do_not_make_another_run():
     assert changed_options("cifar10", {"nu": 1.0, "terms": ["directional", "radial", "kl"]}) == ()
     assert changed_options("tiny-imagenet", {"target": "stop-gradient"}) == (("target", "stop-gradient"),)

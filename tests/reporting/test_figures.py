@@ -6,13 +6,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vje.errors import UserError
-from vje.reporting.compare import save_comparison
+from vje.recipes import load_recipe
+from vje.reporting.compare import Group, Run, save_comparison
 from vje.reporting.curves import save_curves
 from vje.reporting.figures import save_figure
 from vje.reporting.gallery import save_gallery
 from vje.reporting.geometry import save_geometry
 from vje.reporting.ood import save_densities, save_roc
 from vje.reporting.panels import save_panels, save_scalar
+from vje.runs import RunFolder
 
 SCORES = np.arange(6.0)
 PLACES = np.zeros((4, 2), np.float32)
@@ -64,3 +66,88 @@ def test_the_old_picture_stays_until_the_new_one_is_whole(tmp_path, monkeypatch)
     with pytest.raises(MemoryError):
         save_scalar(file)
     assert file.read_bytes() == b"old"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that would have been written, by the name of the module that draws them."""
+    figures = {}
+    for module in ("compare", "curves", "geometry", "ood", "panels"):
+        keep = lambda figure, *_, module=module: figures.update({module: figure})  # noqa: E731
+        monkeypatch.setattr(f"vje.reporting.{module}.save_figure", keep)
+    return figures
+
+
+def points_of(line):
+    return [tuple(map(float, point)) for point in line.get_xydata()]
+
+
+def band_of(axis):
+    """(x, lowest, highest) of the band of an axis."""
+    (band,) = axis.collections
+    corners = band.get_paths()[0].vertices
+    at = {x: corners[corners[:, 0] == x, 1] for x in np.unique(corners[:, 0])}
+    return np.array([(x, heights.min(), heights.max()) for x, heights in at.items()])
+
+
+def test_roc_curves_have_flagged_images_across_and_caught_ones_up(drawn, tmp_path):
+    save_roc(tmp_path / "x.png", {"nll": np.arange(4.0)}, {"other": {"nll": np.array([2.5, 4.0])}})
+    line, chance = drawn["ood"].axes[0].lines
+    assert points_of(line) == [(0, 0), (0, 0.5), (0.25, 0.5), (0.25, 1), (1, 1)]  # 4, then 3, then 2.5, then all
+    assert line.get_label() == "nll 87.5"  # 7 of 8 pairs are in order
+    assert points_of(chance) == [(0, 0), (1, 1)]
+
+
+def test_densities_are_drawn_over_the_same_bins_each_of_area_one(drawn, tmp_path):
+    rng = np.random.default_rng(0)
+    save_densities(tmp_path / "x.png", rng.uniform(0, 1, 500), {"other": rng.uniform(3, 4, 200)})
+    inside, outside = (list(bars.patches) for bars in drawn["ood"].axes[0].containers)
+    assert [bar.get_x() for bar in inside] == [bar.get_x() for bar in outside]
+    for bars, low, high in ((inside, 0, 1), (outside, 3, 4)):
+        assert sum(bar.get_width() * bar.get_height() for bar in bars) == pytest.approx(1)
+        centres = [bar.get_x() + bar.get_width() / 2 for bar in bars if bar.get_height() > 0]
+        assert low - 0.05 < min(centres) < max(centres) < high + 0.05
+
+
+def test_compared_runs_are_a_mean_in_a_band_of_one_deviation(drawn, tmp_path):
+    curves = [[(1, 70.0), (2, 80.0), (3, 99.0)], [(1, 74.0), (2, 86.0)]]  # one run is behind
+    runs = [Run(RunFolder(tmp_path), load_recipe("digits"), {}, curve) for curve in curves]
+    save_comparison(tmp_path / "x.png", [Group("digits", runs)])
+    (axis,) = drawn["compare"].axes
+    assert points_of(axis.lines[0]) == [(1, 72), (2, 83)]
+    assert axis.lines[0].get_label() == "digits (83.0)"
+    expected = np.array([(1, 72 - 8**0.5, 72 + 8**0.5), (2, 83 - 18**0.5, 83 + 18**0.5)])
+    assert band_of(axis) == pytest.approx(expected)
+
+
+def test_panels_have_lines_in_bands_of_one_deviation(drawn, tmp_path):
+    curves = {("KL", "digits"): {"all": [(1, 5.0, 0.5), (2, 7.0, 1.5)]}}
+    save_panels(tmp_path / "x.png", ["digits"], ["variance", "KL"], curves)
+    empty, axis = drawn["panels"].axes
+    assert empty.get_ylabel() == "variance" and not empty.lines
+    assert points_of(axis.lines[0]) == [(1, 5), (2, 7)]
+    assert band_of(axis) == pytest.approx(np.array([(1, 4.5, 5.5), (2, 5.5, 8.5)]))
+
+
+def test_curves_are_the_records_over_epochs(drawn, tmp_path):
+    records = [{"epoch": 5, "loss": 2.0, "knn": {"z": 60.0}}, {"epoch": 6, "loss": 1.0}, {"epoch": 7, "loss": 0.5}]
+    save_curves(tmp_path / "x.png", {"a": records})
+    lines = {axis.get_title(): [points_of(line) for line in axis.lines] for axis in drawn["curves"].axes}
+    assert lines["loss"] == [[(5, 2), (6, 1), (7, 0.5)]]
+    assert lines["k-NN accuracy (%)"] == [[(5, 60)]]
+    assert lines["effective rank"] == []
+
+
+def test_a_statistic_is_coloured_between_its_extreme_fiftieths(drawn, tmp_path):
+    places = np.stack([np.arange(101), np.arange(101) * 2], axis=1).astype(np.float32)
+    values = dict.fromkeys(STATISTICS, np.arange(101, dtype=np.float32))
+    save_geometry(tmp_path / "x.png", places, np.arange(101) % 2, values)
+    by_class, *others = (axis for axis in drawn["geometry"].axes if axis.get_title())
+    assert [np.asarray(points.get_offsets()).tolist() for points in by_class.collections] == [
+        places[::2].tolist(),
+        places[1::2].tolist(),
+    ]
+    for axis in others:
+        (points,) = axis.collections
+        assert np.asarray(points.get_offsets()).tolist() == places.tolist()
+        assert points.get_clim() == pytest.approx((2, 98))

@@ -66,6 +66,25 @@ def test_what_is_healthy_is_left_in_peace(change):
     assert watch.said == set()
 
 
+LIMITS = {
+    "prior by KL": ({"variance": 1.0, "kl": 2.5}, {"variance": 1.0, "kl": 2.6}),  # 0.005 nats for each of 512
+    "prior from below": ({"variance": 0.985, "kl": 0.4}, {"variance": 0.975, "kl": 0.4}),
+    "prior from above": ({"variance": 1.015, "kl": 0.4}, {"variance": 1.025, "kl": 0.4}),
+    "floor": ({"variance": 0.00099}, {"variance": 0.00101}),
+    "rank": ({"effective_rank": 19.9}, {"effective_rank": 20.1}),  # a quarter of 80
+    "chance": ({"knn": {"z": 11.99}}, {"knn": {"z": 12.01}}),  # a fifth above 10
+    "epochs": ({"epoch": 4, "variance": 0.0}, {"epoch": 3, "variance": 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_alarm_begins_at_its_limit(name):
+    beyond, before = LIMITS[name]
+    watch = watching()
+    assert watch(HEALTHY | before) == []
+    assert len(watch(HEALTHY | beyond)) == 1
+
+
 def test_records_may_lack_anything_but_the_epoch():
     assert CollapseWatch(dim=512, chance=10.0)({"epoch": 10}) == []
     assert CollapseWatch(dim=512, chance=None)(HEALTHY | {"knn": {"z": 0.0}}) == []  # no labels, no chance

@@ -3,6 +3,7 @@
 import copy
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from vje.random import Draws, Stream
 from vje.runs import RunFolder
 from vje.training import checkpoint
 from vje.training.alarms import NonFinite
+from vje.training.loop import Callback
 
 BATCH, SEED = 8, 3  # those of make_step
 
@@ -276,3 +278,62 @@ def test_the_loop_stops_names_the_parts_and_saves_the_batch(train, small_config,
     assert torch.equal(saved["view_1"], step.rebuild_batch(5)["view_1"])
     assert saved["view_1"].shape == (8, 3, 8, 8)
     assert [record["step"] for record in RunFolder(tmp_path / "run").metrics()] == [4]  # the epoch that was good
+
+
+# The loop's account of time
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """``clock(loop)``: the loop's time goes by two seconds a step, and stands still otherwise."""
+    now = [100.0]
+    monkeypatch.setattr("vje.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def drive(loop):
+        def advance(onward=loop.batches.advance):
+            now[0] += 2.0
+            onward()
+
+        loop.batches.advance = advance
+
+    return drive
+
+
+def test_speeds_are_of_the_steps_that_were_taken_and_time_adds_up_over_interruptions(
+    train, small_config, tmp_path, clock
+):
+    """Two epochs of four steps of eight images; the second is left in its middle, and gone on with."""
+    told, heard = Callback(), []
+    told.on_progress = heard.append
+
+    def prepare(loop):
+        clock(loop)
+        loop.check_every, loop.callbacks = 2, [told, *loop.callbacks]
+
+    for stop in (6, None):
+        loop = train(small_config, tmp_path / "run", stop, prepare)
+    first, second = RunFolder(tmp_path / "run").metrics()
+    assert [first[name] for name in ("images_per_second", "seconds", "elapsed")] == [4, 8, 8]
+    assert [second[name] for name in ("images_per_second", "seconds", "elapsed")] == [4, 4, 16]
+    rates = loop.step.learning_rates.tolist()
+    assert [first["lr"], second["lr"]] == [rates[3], rates[7]]
+    assert [(p.epoch, p.epoch_step, p.images_per_second) for p in heard] == [(1, 2, 4), (1, 4, 4), (2, 2, 4), (2, 4, 4)]
+    for progress, record in ((heard[1], first), (heard[3], second)):
+        assert progress.averages == pytest.approx({name: record[name] for name in progress.averages})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "seconds", "saved"), [(10, 1e9, [8]), (1, 1e9, [4, 8]), (10, 5.0, [3, 6, 8]), (10, 6.0, [4, 8])]
+)
+def test_a_checkpoint_is_written_after_so_many_epochs_or_seconds_and_at_the_end(
+    train, small_config, tmp_path, clock, monkeypatch, epochs, seconds, saved
+):
+    steps = []
+    monkeypatch.setattr(checkpoint, "write", lambda _, found: steps.append(found.info["step"]))
+
+    def prepare(loop):
+        clock(loop)
+        loop.checkpoint_epochs, loop.checkpoint_seconds = epochs, seconds
+
+    train(small_config, tmp_path / "run", prepare=prepare)
+    assert steps == saved

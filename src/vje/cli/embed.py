@@ -55,7 +55,8 @@ def run(arguments: list[str]) -> int:
     _write(options.out, columns, failures)
     print(f"{len(columns['name']):,} images embedded; written to {options.out}")
     if failures:
-        print(f"{len(failures)} files could not be read, such as {failures[0][0]}: {failures[0][1]}")
+        files = "1 file" if len(failures) == 1 else f"{len(failures):,} files"
+        print(f"{files} could not be read, such as {failures[0][0]}: {failures[0][1]}")
     return 0
 
 

@@ -144,7 +144,8 @@ def _introduce(
     skipped = [] if data.resident is None else data.resident.skipped
     if skipped:
         name, reason = skipped[0]
-        _say(console, f"{len(skipped)} unreadable files are left out, such as {name} ({reason}).", "yellow")
+        files = "1 unreadable file is" if len(skipped) == 1 else f"{len(skipped):,} unreadable files are"
+        _say(console, f"{files} left out of these images, such as {name} ({reason}).", "yellow")
     if config.optimizer.accumulate > 1 and loop.step.method.across_images:
         images = config.optimizer.batch // config.optimizer.accumulate
         _say(

@@ -92,8 +92,8 @@ class MoCo(Method):
         if groups < 1:
             raise ValueError(f"groups must be 1 (the whole batch) or more, got {groups}")
         self.groups, self.batch_norm = groups, batch_norm
-        if groups > 1:
-            group_batch_norm(self.encoder, groups)
+        if groups > 1 and not group_batch_norm(self.encoder, groups):
+            raise ValueError(f"groups {groups}: the encoder has no plain batch norm that parts could be kept apart in")
         dim = self.encoder.dim
         self.projector = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection))
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)

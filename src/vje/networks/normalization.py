@@ -47,16 +47,19 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked.add_(1)
 
 
-def group_batch_norm(network: nn.Module, groups: int) -> None:
-    """Make every two-dimensional batch norm in a network a :class:`GroupedBatchNorm2d`, in place."""
+def group_batch_norm(network: nn.Module, groups: int) -> int:
+    """Make every two-dimensional batch norm in a network a :class:`GroupedBatchNorm2d`, in place; returns how many."""
+    count = 0
     for name, child in network.named_children():
         if type(child) is nn.BatchNorm2d:
             grouped = GroupedBatchNorm2d(child.num_features, groups)
             grouped.eps, grouped.momentum = child.eps, child.momentum
             grouped.load_state_dict(child.state_dict())
             setattr(network, name, grouped)
+            count += 1
         else:
-            group_batch_norm(child, groups)
+            count += group_batch_norm(child, groups)
+    return count
 
 
 def interleaved(x: Tensor, groups: int) -> Tensor:
