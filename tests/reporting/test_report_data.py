@@ -115,6 +115,19 @@ def test_densities_are_those_of_numpy():
     assert 0.98 < np.sum(found["outside"]) * (edges[1] - edges[0]) <= 1
 
 
+def test_each_sets_curves_are_of_its_own_scores_beside_those_inside():
+    inside = {"a": np.linspace(0, 1, 50), "b": np.linspace(0, 1, 50)}
+    outside = {"above": {"a": inside["a"] + 2, "b": inside["b"] - 2}, "below": {"a": inside["a"] - 2, "b": inside["b"]}}
+    found = ood_curves(inside, outside, ["a", "b"], "a")
+    areas = {name: [found["sets"][name]["roc"][score]["auroc"] for score in "ab"] for name in outside}
+    assert areas == {"above": [100, 0], "below": [0, pytest.approx(50)]}
+    for name, lower, upper in (("above", "inside", "outside"), ("below", "outside", "inside")):
+        heights = found["sets"][name]["density"]
+        middles = np.convolve(heights["edges"], [0.5, 0.5], "valid")
+        mean = {which: np.average(middles, weights=heights[which]) for which in ("inside", "outside")}
+        assert mean[upper] - mean[lower] == pytest.approx(2, abs=0.1)
+
+
 def test_scores_that_are_all_alike_have_curves_too():
     found = ood_curves({"a": np.ones(5)}, {"x": {"a": np.ones(4)}}, ["a"], "a")
     assert found["sets"]["x"]["roc"]["a"]["auroc"] == 50
