@@ -135,7 +135,7 @@ def test_empty_cells_have_their_reason_below(tmp_path, declared):
     assert "Missing, knn.z is not finite: digits_e2_s1." in page
 
 
-def test_a_run_that_diverged_leaves_its_cell_empty_even_if_epochs_before_have_the_value(tmp_path, declared):
+def test_a_run_that_diverged_has_no_value_even_if_epochs_before_have_it(tmp_path, declared):
     experiment = declared(TABLE.replace('value = "evaluation:knn.z"', 'value = "metrics:kl"'))
     fill(tmp_path, experiment, tuple([*values, 1.0] for values in VALUES))  # of the second row, one seed
     for name, step in (("digits_e2_s1", 7), ("digits_nu-3_e2_s0", 9)):
@@ -144,10 +144,15 @@ def test_a_run_that_diverged_leaves_its_cell_empty_even_if_epochs_before_have_th
         folder.write("failed", {"step": step, "epoch": None, "message": "loss = nan"})
     _, found, page = make(experiment, tmp_path, Scale(seeds=3))
     assert found["rows"][0]["cells"][0]["ours"]["values"] == [82.0, 88.0]
-    assert found["rows"][1]["cells"][0]["ours"] is None
+    assert found["rows"][1]["cells"][0]["ours"] is found["rows"][1]["cells"][0]["difference"] is None
+    assert [row["cells"][0].get("diverged") for row in found["rows"]] == [1, 1, None]
+    assert "| 1 | ours | 85.0 ± 4.2 (2 of 3, 1 diverged) |" in page
+    assert "| 3 | ours | diverged (1 of 3) |" in page
     assert "Missing, diverged at step 7: digits_e2_s1." in page
     assert "Missing, diverged at step 9: digits_nu-3_e2_s0." in page
     assert "2 of 6 runs finished, 2 diverged" in page
+    _, _, page = make(experiment, tmp_path, Scale(seeds=1))
+    assert "| 3 | ours | diverged |" in page
 
 
 def test_a_smaller_table_says_so_everywhere(tmp_path, declared):

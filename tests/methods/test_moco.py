@@ -150,7 +150,8 @@ def test_under_autocast_similarities_are_not_rounded(symmetric):
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(two_views(dtype=torch.float32)).loss.item()
     assert seen["projector"].dtype == torch.bfloat16
-    q, k = (x.double().numpy() / np.linalg.norm(x.double().numpy(), axis=1, keepdims=True) for x in seen.values())
+    q, k = (seen[name].double().numpy() for name in ("projector", "target_projector"))
+    q, k = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, k))
     positive = (q * k).sum(1) / 0.2
     logits = np.concatenate([positive[:, None], q @ queue.T / 0.2], 1)
     expected = (np.log(np.exp(logits).sum(1)) - positive).mean() * (2 if symmetric else 1)

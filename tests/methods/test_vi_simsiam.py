@@ -286,6 +286,16 @@ def test_the_observed_projection_gets_no_gradient():
     assert model.predictor[-1].bias.grad.any()
 
 
+@pytest.mark.parametrize(("kappa_from", "reached"), [("projection", True), ("embedding", False)])
+def test_the_embedding_is_not_trained_to_give_away_its_concentration(kappa_from, reached):
+    """With a predictor that says the same of everything, the head for kappa is the only way to the encoder."""
+    model = make(kappa_from=kappa_from)
+    nn.init.zeros_(model.predictor[-1].weight)
+    model(two_views()).loss.backward()
+    assert any(p.grad is not None and p.grad.any() for p in model.encoder.parameters()) == reached
+    assert model.concentration[-1].weight.grad.any()
+
+
 @pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
 def test_scores_are_those_of_an_embedding_alone(kappa_from):
     model, views = make(kappa_from=kappa_from), two_views()

@@ -430,13 +430,14 @@ def test_under_autocast_everything_after_the_encoder_is_float32():
     outputs = []
     for module in (model.encoder, model.target):
         module.network[0].register_forward_hook(lambda *args: outputs.append(args[-1].dtype))
-    seen = []
-    model.encoder.register_forward_hook(lambda *args: seen.append(args[-1].detach().float()))
-    model.target.register_forward_hook(lambda *args: seen.append(args[-1].detach().float()))
+    seen = {}
+    for name in ("encoder", "target"):
+        module = getattr(model, name)
+        module.register_forward_hook(lambda *args, name=name: seen.update({name: args[-1].detach().float()}))
     with torch.autocast("cpu", torch.bfloat16):
         output = model(views, draws())
     assert outputs == [torch.bfloat16, torch.bfloat16]  # the encoders did run in half precision
-    z, observed = (x.view(2, BATCH, DIM) for x in seen)
+    z, observed = (seen[name].view(2, BATCH, DIM) for name in ("encoder", "target"))
     assert output.loss.item() == pytest.approx(reference_loss(model, z, observed, noise(1), ALL), rel=2e-5)
     assert {value.dtype for value in (*output.parts.values(), output.embeddings)} == {torch.float32}
     output.loss.backward()

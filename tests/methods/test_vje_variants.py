@@ -106,6 +106,20 @@ def test_an_isotropic_posterior_has_one_variance_and_q_is_the_squared_angle_over
     torch.testing.assert_close(2 * (plain - log_det - at_one) + theta**2, theta**2 / alpha, rtol=1e-8, atol=1e-8)
 
 
+def test_the_shared_variance_learns_from_all_features_at_once():
+    """Its gradient is the sum of those that a variance a feature would have: D times as steep, at the same rate."""
+    shared, apart = make(isotropic=True), make()
+    state = {name: x for name, x in shared.state_dict().items() if "inference.variance" not in name}
+    apart.load_state_dict(state, strict=False)
+    with torch.no_grad():
+        apart.inference.variance.weight.copy_(shared.inference.variance.weight.expand(DIM, -1))
+        apart.inference.variance.bias.copy_(shared.inference.variance.bias.expand(DIM))
+    one, each = gradients(shared), gradients(apart)
+    for name, gradient in one.items():
+        head = "inference.variance" in name
+        torch.testing.assert_close(gradient, each[name].sum(0, keepdim=True) if head else each[name])
+
+
 @pytest.mark.parametrize("likelihood", ["factorized", "standard"])
 def test_the_gaussian_limit_of_the_whole_objective(likelihood):
     limit, near, far = (gradients(make(nu=nu, likelihood=likelihood)) for nu in (math.inf, 1e8, 1.0))

@@ -8,12 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.exc import InductorError
 
+from vje.methods.moco import MoCo
 from vje.random import Draws, Stream
 from vje.runs import RunFolder
 from vje.training import checkpoint
 from vje.training.alarms import NonFinite
 from vje.training.loop import Callback
+from vje.training.step import _compiled
 
 BATCH, SEED = 8, 3  # those of make_step
 
@@ -232,6 +236,45 @@ def test_warming_up_compiles_and_leaves_no_trace(make_step, monkeypatch):
     assert len(graphs) == compiled  # nothing is left to compile
     for name, expected in weights(eager).items():
         torch.testing.assert_close(weights(step)[name], expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_where_compiling_fails_steps_are_taken_all_the_same(make_step, monkeypatch, where):
+    def failing(graph, inputs):
+        raise InductorError(AssertionError("512 v.s. 4096"), None)
+
+    broken = aot_autograd(fw_compiler=lambda graph, inputs: graph, bw_compiler=failing)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=failing if where == "forward" else broken))
+    step, eager = make_step(norm="batch", compile=True), make_step(norm="batch")
+    before = everything(step)
+    assert step.warm_up() == "AssertionError: 512 v.s. 4096"
+    assert_same(everything(step), before)
+    assert not step.options.compile
+    take(step, 3)
+    take(eager, 3)
+    assert_same(everything(step), everything(eager))
+
+
+def test_an_error_that_is_not_the_compilers_is_not_taken_for_one(make_step, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    step = make_step(compile=True)
+
+    def fetch(at):
+        raise ValueError("no images")
+
+    monkeypatch.setattr(step.batches, "fetch", fetch)
+    with pytest.raises(ValueError, match="no images"):
+        step.warm_up()
+
+
+def test_batch_norm_in_groups_is_compiled_without_the_fusion_that_fails(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, options=None: asked.append(options) or function)
+    plain, grouped = (MoCo("resnet8", queue=8, hidden=8, projection=4, groups=n) for n in (1, 2))
+    for method in (plain, grouped):
+        _compiled(method, method)
+    assert asked == [None, {"triton.mix_order_reduction": False}]
+    assert asked[1].keys() <= torch._inductor.config.get_config_copy().keys()  # torch refuses names it does not know
 
 
 # Non-finite values

@@ -74,7 +74,7 @@ def train(
 
 def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config: Config, began: float) -> int:
     try:
-        loop.step.warm_up()
+        _warm_up(loop, console)
         _say(console, f"first step after {time.monotonic() - began:.1f} s", "dim")
         total = config.optimizer.epochs * loop.batches.steps_per_epoch
         with TrainingDisplay(console, total, loop.steps_done) as display:
@@ -95,6 +95,16 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
         _say(console, f"Done in {duration(last.get('elapsed', 0))}{knn}. Model: {folder.model_file}")
         _say(console, f"Next: {command('vje', 'evaluate', folder.path)}")
     return 0
+
+
+def _warm_up(loop: Loop, console: Console) -> None:
+    """Compile the step; where that fails, say so and let it be slow."""
+    problem = loop.step.warm_up()
+    if problem:
+        text = f"The step could not be compiled, and training is slower for it ({problem})."
+        _say(console, text, "yellow")
+        if loop.world.writes and loop.run is not None:
+            loop.run.append(loop.run.warnings_file, {"step": loop.steps_done, "text": text})
 
 
 def _with_history(folder: RunFolder, now: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,10 @@ class Missing(Exception):
     """A number that is not there, and why."""
 
 
+class Diverged(Missing):
+    """A number that there cannot be."""
+
+
 @dataclass(frozen=True)
 class Found:
     """Our side of a cell.
@@ -35,11 +39,13 @@ class Found:
         values: a run each.
         std: over seeds, or what the declaration says; None for a single run.
         wanted: runs that there should be.
+        diverged: those of them that have no value and will have none.
     """
 
     values: tuple[float, ...]
     std: float | None
     wanted: int
+    diverged: int = 0
 
     @property
     def mean(self) -> float:
@@ -70,17 +76,18 @@ class Results:
         if cell.files() == ["profile"]:
             return self._profile(cell)
         runs = self.scale.runs(cell)
-        values, spreads = [], []
+        values, spreads, diverged = [], [], 0
         for run in runs:
             try:
                 values.append(statistics.mean(self.value(run, path) for path in cell.value))
                 spreads += [self.value(run, cell.spread)] if cell.spread else []
             except Missing as reason:
                 self.gaps.setdefault(str(reason), {})[run.name] = None
-        if not values:
+                diverged += isinstance(reason, Diverged)
+        if not values and not diverged:
             return None
         over_seeds = statistics.stdev(values) if len(values) > 1 else None
-        return Found(tuple(values), statistics.mean(spreads) if spreads else over_seeds, len(runs))
+        return Found(tuple(values), statistics.mean(spreads) if spreads else over_seeds, len(runs), diverged)
 
     def value(self, run: Run, path: str) -> float:
         """One number of one run."""
@@ -124,7 +131,7 @@ class Results:
         if job.state == "finished":
             return job.folder
         if job.state == "diverged":
-            raise Missing(divergence(job.folder))
+            raise Diverged(divergence(job.folder))
         unfinished = f"unfinished after {len(job.folder.metrics())} epochs"
         raise Missing(self._why(run, "not trained yet" if job.state == "missing" else unfinished))
 
@@ -195,15 +202,17 @@ def as_data(experiment: Experiment, found: Sequence[Sequence[Found | None]]) -> 
 
 def _cell_data(cell: Cell, found: Found | None) -> dict[str, Any]:
     paper = None if cell.paper is None else {"mean": cell.paper.mean, "std": cell.paper.std}
-    ours = None if found is None else {"mean": found.mean, "std": found.std, "values": list(found.values)}
-    return {"ours": ours, "paper": paper, "difference": difference(found, cell.paper)} | (
-        {"quoted": cell.quoted} if cell.quoted else {}
-    )
+    data: dict[str, Any] = {"ours": None, "paper": paper, "difference": difference(found, cell.paper)}
+    if found is not None and found.values:
+        data["ours"] = {"mean": found.mean, "std": found.std, "values": list(found.values)}
+    if found is not None and found.diverged:
+        data["diverged"] = found.diverged
+    return data | ({"quoted": cell.quoted} if cell.quoted else {})
 
 
 def difference(found: Found | None, paper: Number | None) -> float | None:
     """Ours less the paper's."""
-    return None if found is None or paper is None else found.mean - paper.mean
+    return None if found is None or not found.values or paper is None else found.mean - paper.mean
 
 
 def lines(experiment: Experiment, found: Sequence[Sequence[Found | None]]) -> list[list[str]]:
@@ -224,9 +233,14 @@ def lines(experiment: Experiment, found: Sequence[Sequence[Found | None]]) -> li
 def _ours(found: Found | None, paper: Number | None) -> str:
     if found is None:
         return ""
+    if not found.values:
+        return "diverged" + (f" ({found.diverged} of {found.wanted})" if found.diverged < found.wanted else "")
     digits = paper.digits if paper is not None else _digits(max(abs(found.mean), found.std or 0.0))
     text = f"{found.mean:.{digits}f}" + ("" if found.std is None else f" ± {found.std:.{digits}f}")
-    return text if len(found.values) == found.wanted else f"{text} ({len(found.values)} of {found.wanted})"
+    if len(found.values) == found.wanted:
+        return text
+    diverged = f", {found.diverged} diverged" if found.diverged else ""
+    return f"{text} ({len(found.values)} of {found.wanted}{diverged})"
 
 
 def _digits(size: float) -> int:

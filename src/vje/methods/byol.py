@@ -75,10 +75,10 @@ class BYOL(Method):
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Loss of a pair of views."""
         two_views(self, views)
+        with torch.no_grad():  # first, while no activations are kept: less memory in all
+            target = self.apart(self.target_projector, self.encode(self.target, views))
         z = self.encode(self.encoder, views)  # [2B, D]
         prediction = self.apart(self.predictor, self.apart(self.projector, z))
-        with torch.no_grad():
-            target = self.apart(self.target_projector, self.encode(self.target, views))
         with torch.autocast(z.device.type, enabled=False):
             loss = byol_loss(at_least_float32(prediction), at_least_float32(target))
         return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())

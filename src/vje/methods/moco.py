@@ -93,7 +93,9 @@ class MoCo(Method):
             raise ValueError(f"groups must be 1 (the whole batch) or more, got {groups}")
         self.groups, self.batch_norm = groups, batch_norm
         if groups > 1 and not group_batch_norm(self.encoder, groups):
-            raise ValueError(f"groups {groups}: the encoder has no plain batch norm that parts could be kept apart in")
+            raise ValueError(
+                f"groups {groups}: the encoder has no plain batch norm that parts could be kept apart in; use 1"
+            )
         dim = self.encoder.dim
         self.projector = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection))
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)
@@ -109,10 +111,10 @@ class MoCo(Method):
         """Loss of a pair of views; in training mode their keys go into the queue."""
         two_views(self, views)
         asked, answers = (views, views[::-1]) if self.symmetric else (views[:1], views[1:])
+        with torch.no_grad():  # first, while no activations are kept: less memory in all
+            key = self.target_projector(self._encode_keys(answers))
         z = self.encode(self.encoder, asked)  # [2B, D], or [B, D]
         query = self.projector(z)
-        with torch.no_grad():
-            key = self.target_projector(self._encode_keys(answers))
         with torch.autocast(z.device.type, enabled=False):
             key = normalize(at_least_float32(key), dim=1)
             fresh = torch.cat([gathered(view) for view in key.chunk(len(answers))])

@@ -7,7 +7,9 @@ was considered: two formulas are less than a dependency, and its log-density has
 Taken here where the paper leaves it open:
 
 - What the concentration kappa is predicted from: the projection, as the mean direction is and by a head of the same
-  form, or the embedding, by a linear layer.
+  form, or the embedding, by a linear layer whose gradient goes no further. Where it went on into the encoder, the
+  embeddings' effective rank fell to 15 in the first epochs and k-NN accuracy stayed behind: at epoch 70 of 200 by six
+  points (CIFAR-10, learning rate 0.12, one seed).
 - Kappa is in units of D - 1: a prediction that is right up to a cosine c wants up to (D - 1) c / (1 - c), thousands at
   D = 2048. What makes the layer's output positive is a softplus; from the embedding, whose length makes SGD's first
   steps long, :func:`squareplus`, whose slope lets kappa come back (with a softplus it stayed at its floor: digits, six
@@ -131,7 +133,7 @@ class VISimSiam(Method):
         layers: Linear layers of the projector (2 on CIFAR, 3 on ImageNet).
         bottleneck: Width of the hidden layer of the predictor, and of a head like it.
         kappa_from: The concentration is predicted from the "projection" by a head like the predictor, or from the
-            "embedding" by a linear layer.
+            "embedding" by a linear layer, without a gradient to it.
         kl_weight: Weight of the KL divergence to the uniform distribution.
         fixed_predictor_rate: The predictor's learning rate does not decay.
         batch_norm: Batch-norm statistics over both views together, or each on its own.
@@ -178,7 +180,7 @@ class VISimSiam(Method):
         z = self.encode(self.encoder, views)  # [2B, D]
         projection = self.apart(self.projector, z)
         prediction = self.apart(self.predictor, projection)
-        raw = self.apart(self.concentration, projection if self.kappa_from == "projection" else z)
+        raw = self.apart(self.concentration, projection if self.kappa_from == "projection" else z.detach())
         with torch.autocast(z.device.type, enabled=False):
             prediction, kappa = at_least_float32(prediction), self._kappa(raw)
             other = at_least_float32(projection.detach()).roll(len(views[0]), 0)

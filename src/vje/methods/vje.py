@@ -117,8 +117,9 @@ class VJE(Method):
             labels: not used.
         """
         two_views(self, views)
+        target = self._target(views)  # first, while no activations are kept: less memory in all
         z = at_least_float32(self.encode(self.encoder, views))  # [2B, D], view 1 first
-        observed = self._observations(z, views)
+        observed = (z.detach() if target is None else target).roll(len(views[0]), 0)  # the other view's, held fixed
         with torch.autocast(z.device.type, enabled=False):  # log-densities in half precision are wrong
             posterior = self.inference(z)
             noise = self._noise(posterior.mean, draws)
@@ -144,14 +145,12 @@ class VJE(Method):
             self.target.eval()
         return self
 
-    def _observations(self, z: Tensor, views: Sequence[Tensor]) -> Tensor:
-        """The other view's embedding for each row of z, as a fixed observation."""
+    def _target(self, views: Sequence[Tensor]) -> Tensor | None:
+        """Embeddings by the EMA encoder, ``[2B, D]``, if there is one."""
         if self.target is None:
-            fixed = z.detach()
-        else:
-            with torch.no_grad():
-                fixed = at_least_float32(self.encode(self.target, views))
-        return fixed.roll(len(views[0]), 0)
+            return None
+        with torch.no_grad():
+            return at_least_float32(self.encode(self.target, views))
 
     def _noise(self, mean: Tensor, draws: Draws | None) -> Tensor | None:
         """Standard normal noise ``[K, 2B, D]``; none at K = 0."""

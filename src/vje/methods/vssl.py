@@ -163,12 +163,12 @@ class VSSL(Method):
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Loss of a pair of views."""
         two_views(self, views)
+        with torch.no_grad():  # first, while no activations are kept: less memory in all
+            target = self.apart(self.target_head, self.encode(self.target, views))
+            prior = DiagonalGaussian(*target.roll(len(views[0]), 0).chunk(2, 1))  # of the other view
         z = self.encode(self.encoder, views)  # [2B, D]
         mean, variance = self.apart(self.head, z).chunk(2, 1)
         posterior = DiagonalGaussian(at_least_float32(self.apart(self.predict, mean)), variance)
-        with torch.no_grad():
-            target = self.apart(self.target_head, self.encode(self.target, views))
-            prior = DiagonalGaussian(*target.roll(len(views[0]), 0).chunk(2, 1))  # of the other view
         with torch.autocast(z.device.type, enabled=False):
             if self.objective == "gaussian":
                 nll, kl = gaussian_terms(posterior, prior)

@@ -8,7 +8,7 @@ captured as a single CUDA graph.
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vje.data.augment import Augmentation
 from vje.methods.method import Method, StepOutput
+from vje.networks.normalization import GroupedBatchNorm2d
 from vje.preprocessing import Preprocessing
 from vje.random import Draws, Stream
 
@@ -150,8 +151,7 @@ class TrainStep:
         self._views: Callable[..., list[Tensor]] = views
         if options.compile:
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # float32 is meant as it is said
-            self._forward = torch.compile(self._forward)
-            self._views = torch.compile(views)
+            self._forward, self._views = _compiled(self._forward, method), _compiled(views, method)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._found_bad = torch.zeros((), device=self.device)
         self.optimizer.found_inf = self._found_bad  # type: ignore[attr-defined]  # fused kernels skip the update if 1
@@ -174,15 +174,28 @@ class TrainStep:
         else:
             self._run()
 
-    def warm_up(self) -> None:
-        """Compile and capture what was asked for, in trial steps whose every effect is undone."""
+    def warm_up(self) -> str:
+        """Compile and capture what was asked for, in trial steps whose every effect is undone.
+
+        Returns:
+            Why steps are not compiled although they should be, or "".
+        """
         if not (self.options.compile or self.options.capture):
-            return
-        with self._leaving_no_trace():
-            if self.options.capture:
-                self._capture()
-            else:
-                self._run()
+            return ""
+        from torch._dynamo.exc import TorchDynamoException  # takes seconds to import
+
+        try:
+            with self._leaving_no_trace():
+                if self.options.capture:
+                    self._capture()
+                else:
+                    self._run()
+        except TorchDynamoException as error:  # a mistake in the compiler is no reason not to train
+            self._forward, self._views = self._wrapped or self.method, self.views
+            self.options = replace(self.options, compile=False, capture=False)
+            cause = getattr(error, "inner_exception", error)
+            return f"{type(cause).__name__}: {cause}".splitlines()[0]
+        return ""
 
     def rebuild_batch(self, step: int) -> dict[str, Tensor]:
         """Raw images and views of a past step (resident data), for looking at what went wrong."""
@@ -290,8 +303,16 @@ class TrainStep:
         moments = [x for s in self.optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
         tensors = [*self.method.parameters(), *self.method.buffers(), *moments, *state, self._found_bad]
         saved = [x.detach().clone() for x in tensors]
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            yield
-        with torch.no_grad():
-            for x, value in zip(tensors, saved, strict=True):
-                x.copy_(value)
+        try:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                yield
+        finally:
+            with torch.no_grad():
+                for x, value in zip(tensors, saved, strict=True):
+                    x.copy_(value)
+
+
+def _compiled(function: Callable[..., Any], method: Method) -> Callable[..., Any]:
+    """The function compiled; without the fusion that torch 2.11 fails in where batch norm is in groups."""
+    grouped = any(isinstance(module, GroupedBatchNorm2d) for module in method.modules())
+    return torch.compile(function, options={"triton.mix_order_reduction": False} if grouped else None)
