@@ -40,7 +40,7 @@ def test_the_papers_table(vje):
 
 def test_every_method_can_be_counted(vje):
     names = [name for name in method_names() if name not in PAPER]
-    status, out, _ = vje("profile", *names, *SMALL, "--json")
+    status, out, _ = vje("profile", *names, *SMALL, "--batch", "8", "--json")
     assert status == 0
     rows = {row["method"]: row for row in json.loads(out)}
     assert set(rows) == set(names)
@@ -82,6 +82,7 @@ def test_measurements(vje, capsys):
         (["--batch", "1"], "--batch must be at least 2, got 1"),
         (["--size", "2"], "--size must be at least 4, got 2"),
         (["--windows", "0"], "--windows must be at least 1, got 0"),
+        (["moco", *SMALL], "moco divides a batch into 8 parts: --batch must be a multiple of that"),
         (["--encoder", "resnet51x", "--device", "cpu"], "resnet51x"),
     ],
 )

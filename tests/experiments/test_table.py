@@ -180,6 +180,20 @@ def test_curves_are_means_over_seeds(tmp_path, declared):
     assert files[-1].name == "mine_s1.png" and "![curves](mine_s1.png)" in page
 
 
+def test_a_figure_has_panels_for_what_was_begun(tmp_path, declared, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("vje.reporting.panels.save_panels", lambda file, columns, *rest: drawn.append(columns))
+    more = CURVES.replace(
+        "[[strips]]", '[[columns]]\nname = "others"\nrecipe = "digits"\noptions = { nu = 3.0 }\n[[strips]]'
+    )
+    make(declared(more), tmp_path)
+    fill(tmp_path, declared(CURVES))
+    _, found, page = make(declared(more), tmp_path)
+    assert drawn == [["digits", "others"], ["digits"]]  # nothing is begun: all of them
+    assert [series["column"] for series in found["series"]] == ["digits", "others"]
+    assert "Missing, not trained yet: digits_nu-3_e2_s0" in page
+
+
 def test_ood_averages_without_some_of_their_sets_are_missing(tmp_path, declared):
     """Of the runs, the first has all sets, the second no Tiny ImageNet, the third (as of old) says nothing."""
     parts = "".join(f'[[columns]]\nname = "{p}"\nrecipe = "digits"\nvalue = "ood:{v}"\n' for p, v in OOD.items())

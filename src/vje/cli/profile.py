@@ -128,6 +128,8 @@ def count_row(name: str, options: Options) -> dict[str, Any]:
 
     with torch.device("meta"):
         model = _build(name, options)
+    if options.batch % model.groups:
+        raise UserError(f"{name} divides a batch into {model.groups} parts: --batch must be a multiple of that.")
     costs: Costs = count_costs(model, options.batch, options.size)
     passes = costs.encoder_passes
     return {

@@ -100,8 +100,9 @@ def _figure(experiment: Experiment, results: Results, place: Path) -> dict[str, 
         for strip in experiment.strips
         for number, column in enumerate(experiment.columns)
     }
-    names = [column.name for column in experiment.columns], [strip.name for strip in experiment.strips]
-    save_panels(file, *names, curves)
+    columns, strips = [column.name for column in experiment.columns], [strip.name for strip in experiment.strips]
+    begun = [name for name in columns if any(points for strip in strips for points in curves[strip, name].values())]
+    save_panels(file, begun or columns, strips, curves)  # what is missing is named below the picture
     series = [
         {"panel": strip, "column": column, "line": name, "points": points}
         for (strip, column), panel in curves.items()
