@@ -189,20 +189,19 @@ def race(
         windows: how many times each has its turn.
         steps_each: steps a turn.
         warmup: steps of each before the first window, in which algorithms are chosen and memory is taken.
-        report: told (turns done, turns in all) after each.
+        report: told (turns done, turns in all) after each; the first of each method is to warm up, and takes longest.
     """
     device = steps[reference].views[0].device
-    for step in steps.values():
-        _window(step, warmup, device)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     peaks: dict[str, int] = dict.fromkeys(steps, 0)
-    for turn in range(windows * len(steps)):
-        name = list(steps)[turn % len(steps)]
-        elapsed, growth = _window(steps[name], steps_each, device)
-        seconds[name].append(elapsed)
-        peaks[name] = max(peaks[name], growth + steps[name].resident_bytes())
+    turns = [(window, name) for window in range(1 + windows) for name in steps]
+    for number, (window, name) in enumerate(turns, start=1):
+        elapsed, growth = _window(steps[name], steps_each if window else warmup, device)
+        if window:
+            seconds[name].append(elapsed)
+            peaks[name] = max(peaks[name], growth + steps[name].resident_bytes())
         if report is not None:
-            report(turn + 1, windows * len(steps))
+            report(number, len(turns))
     timings = {}
     for name, step in steps.items():
         ratios = [a / b for a, b in zip(seconds[reference], seconds[name], strict=True)]
