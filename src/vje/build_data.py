@@ -40,15 +40,24 @@ class Data:
     resident: Resident | None
     path: Path | None = None
 
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """(name, reason) of each training file that could not be read; of streamed ones, none is known yet."""
+        return [] if self.resident is None else self.resident.skipped
+
+    @property
+    def train_images(self) -> int:
+        """How many images there are to train on."""
+        return len(self.splits.train) - len(self.skipped)
+
     def record(self) -> dict[str, Any]:
         """What the run folder keeps about it."""
-        skipped = [] if self.resident is None else self.resident.skipped
         return {
-            "train_images": len(self.splits.train) - len(skipped),
+            "train_images": self.train_images,
             "test_images": len(self.splits.test),
             "labels": self.splits.bank.labels is not None,
             "fingerprint": self.splits.train.fingerprint(),
-            "skipped": [list(item) for item in skipped],
+            "skipped": [list(item) for item in self.skipped],
             "ignored": len(getattr(self.splits.train, "ignored", ())),
             "held_out": self.splits.held_out_names,
             "path": None if self.path is None else str(self.path),

@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,6 +224,24 @@ def test_runs_that_have_no_mean_are_refused(
     assert f"different {next(iter(other))}" in message and next(iter(other.values())) in message
     assert f"`vje compare {runs[0]} {runs[1]}`" in message
     assert not any((run / "ood.json").exists() for run in runs)
+
+
+def test_runs_whose_sets_hold_different_images_are_refused(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = shutil.copytree(data_dir, tmp_path / "elsewhere")
+    np.savez(elsewhere / "svhn.npz", test_images=pixels(7, 50))
+    (elsewhere / "textures.npz").unlink()
+    runs = [make_run(tmp_path / "a", data_dir, 0), make_run(tmp_path / "b", elsewhere, 1)]
+    words = ["ood", *map(str, runs), "--device", "cpu", "--no-detectors"]
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert f"{runs[0]} and {runs[1]} would be measured on different images (svhn, textures)" in message
+    assert "--data-dir PATH" in message
+    assert not any((run / name).exists() for run in runs for name in ("ood.json", "cache"))
+    assert main([*words, "--data-dir", str(data_dir)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 runs" in printed and printed.count("mnist is left out") == 2  # once a run
 
 
 def test_other_settings_are_said_and_a_folder_counts_once(

@@ -90,6 +90,29 @@ def test_images_that_were_trained_on_are_refused(vje, own, run, sets, make_pixel
     assert answer.status == 0 and result(run)["counts"]["id"] == 60  # its test images
 
 
+def test_runs_that_held_out_different_images_have_a_mean_that_is_explained(vje, own, sets, tmp_path):
+    run, root, held_out = own
+    other = shutil.copytree(run, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["run"]["seed"] += 1
+    RunFolder(other).write("config", config)
+    words = ["--ood", f"noise={sets('noise')}", "--device", "cpu", "--no-detectors"]
+    answer = vje("ood", run, other, "--id", root, *words)
+    assert answer.status == 0 and "3 images), 2 runs" in answer.out, answer.err  # the seeds alone differ
+    assert "itself" not in answer.out
+    assert answer.out.count("3 of its 12 images are used") == 2  # once a run
+
+    files = scan_folder(root)
+    others = [*held_out[:2], "y/09.png"]
+    kept = files.subset([i for i, name in enumerate(files.names) if name not in others])
+    RunFolder(other).write("data", {"held_out": others, "fingerprint": kept.fingerprint()})
+    answer = vje("ood", run, other, "--id", root, *words)
+    assert answer.status == 0 and "2 runs" in answer.out, answer.err
+    assert answer.out.count("Each run is measured on the images that it held out itself") == 1
+    answer = vje("ood", run, other, "--id", sets("inbox", seed=8), *words)
+    assert answer.status == 0 and "15 images), 2 runs" in answer.out and "itself" not in answer.out, answer.err
+
+
 def test_data_that_has_moved(vje, own, sets, tmp_path):
     run, root, _ = own
     root.rename(tmp_path / "elsewhere")

@@ -213,13 +213,23 @@ def photos_of_two_kinds(tmp_path):
     return tmp_path / "photos"
 
 
-def test_a_folder_that_is_streamed(vje, photos_of_two_kinds, tmp_path):
+@pytest.mark.parametrize(("reference", "what"), [(20_000, "reference"), (1, "training")])
+def test_a_folder_that_is_streamed(vje, photos_of_two_kinds, tmp_path, monkeypatch, reference, what):
+    """A file that cannot be read is told once, known before training or not, and is no training image."""
+    monkeypatch.setattr("vje.cli.probe_images.REFERENCE", reference)
     run = make_run(tmp_path / "run", photos_of_two_kinds, channels=3)
+    (photos_of_two_kinds / "dark" / "04.png").write_text("no picture")
     words = ("--augment", "--batch", "8", "--epochs", "4", "--device", "cpu", "--workers", "0")
-    assert vje("probe", run, *words).status == 0
+    answer = vje("probe", run, *words)
+    assert answer.status == 0
     result = read(run)
     assert result["spaces"]["z"]["top1"] == 100
-    assert result["images"]["train"] == 48
+    held_out = json.loads((run / "data.json").read_text())["held_out"]
+    assert (len(held_out), "dark/00.png" in held_out, "dark/04.png" in held_out) == (12, True, False)
+    assert (result["images"]["train"], result["images"]["test"]) == (60 - 12 - 1, 12 - 1)
+    assert "47 training and 11 test images" in " ".join(answer.out.split())
+    assert f"{what} images: left out, as they cannot be read: dark/04.png (" in answer.err
+    assert answer.err.count("dark/04.png") == 1
     assert result["classes"] == 2
 
 

@@ -1,5 +1,6 @@
 """`vje train` beside another: a folder each, and never two in one; and commands to paste."""
 
+import json
 import os
 import shutil
 import signal
@@ -77,6 +78,26 @@ def test_a_run_that_is_being_trained_is_not_resumed_but_may_be_evaluated(vje, in
         assert vje("compare", interrupted, "--out", tmp_path / "c").status == 0
     assert vje("train", "--resume", interrupted).status == 0
     assert not (interrupted / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "short"),
+    [
+        ("vje", "variance", "variance"),
+        ("vi-simsiam", "kappa", "kappa"),
+        ("vssl", "posterior_variance", "variance"),
+        ("simsiam", None, None),
+    ],
+)
+def test_the_line_of_an_epoch_has_what_tells_most(vje, tiny_npz, tiny, tmp_path, method, name, short):
+    run = tmp_path / "run"
+    answer = vje("train", "folder", "--method", method, "--data", tiny_npz, "--out", run, *tiny, "--epochs", "1")
+    assert answer.status == 0, answer.err
+    record = json.loads((run / "metrics.jsonl").read_text())
+    (line,) = (line for line in answer.out.splitlines() if line.startswith("epoch 1 "))
+    assert f"loss {record['loss']:.2f}  " in line
+    between = line.split("  rank ")[0].split("  ")
+    assert between[-1] == (f"{short} {record[name]:.3f}" if name else f"loss {record['loss']:.2f}")
 
 
 def test_commands_to_go_on_with_can_be_pasted(vje, interrupted, monkeypatch):

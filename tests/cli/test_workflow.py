@@ -191,6 +191,8 @@ def test_a_folder_of_photos(vje, photos, tmp_path):
     assert len(data["held_out"]) == 4
     assert {name for name, _ in data["skipped"]} == bad - set(data["held_out"])
     assert data["train_images"] == 40 - len(data["held_out"]) - len(data["skipped"])
+    used = 38 - len(set(data["held_out"]) - bad)
+    assert f": {used} images (on the device), 4 held out for evaluation" in out
     assert f"{len(data['skipped'])} unreadable files are left out" in out
     assert [path.name.split(".")[1] for path in (run / "tensorboard").iterdir()] == ["out"]
     assert json.loads((run / "metrics.jsonl").read_text())["step"] == data["train_images"] // 8

@@ -1,6 +1,6 @@
 """What a person sees while something runs: rich on a terminal, plain lines elsewhere."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from vje.methods.method import Quantity
 from vje.training.loop import Callback
 from vje.training.loop import Progress as Position
 
@@ -33,10 +34,14 @@ class TrainingDisplay(Callback):
     Args:
         console: where to show it; without a terminal, a line an epoch is printed instead.
         steps: of the whole run, and those done before it was resumed.
+        quantities: of the method; those with a short name are in the line of an epoch.
     """
 
-    def __init__(self, console: Console, total_steps: int, done_steps: int) -> None:
+    def __init__(
+        self, console: Console, total_steps: int, done_steps: int, quantities: Mapping[str, Quantity] | None = None
+    ) -> None:
         self.console = console
+        self._short = {name: quantity.short for name, quantity in (quantities or {}).items() if quantity.short}
         self._knn = ""
         self._progress = Progress(
             SpinnerColumn(),
@@ -81,9 +86,9 @@ class TrainingDisplay(Callback):
         if not self.console.is_terminal:
             parts = "  ".join(f"{PARTS[k]} {record[k]:.2f}" for k in PARTS if k in record)
             knn = "".join(f"  knn.{k} {v:.2f}" for k, v in record.get("knn", {}).items())
-            variance = f"variance {record['variance']:.3f}  " if "variance" in record else ""
+            own = "".join(f"{short} {record[k]:.3f}  " for k, short in self._short.items() if k in record)
             print(
-                f"epoch {record['epoch']}  {parts}  {variance}"
+                f"epoch {record['epoch']}  {parts}  {own}"
                 f"rank {record['effective_rank']:.0f}  {record['images_per_second']:,.0f} img/s{knn}",
                 flush=True,
             )

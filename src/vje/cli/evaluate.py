@@ -1,18 +1,16 @@
 """``vje evaluate RUN``: k-NN, posterior statistics and effective rank, as a table and as ``evaluation.json``."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from vje.config import Config, stored_config
 from vje.errors import UserError
 from vje.runs import RunFolder
-
-if TYPE_CHECKING:
-    from vje.evaluation.features import Features
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,11 @@ def own_data(folder: RunFolder, given: str) -> str:
     return str(recorded)
 
 
-def tell_unreadable(features: "Features", what: str) -> None:
-    """Say which files could not be read, if any: what is measured is without them."""
-    if features.failures:
-        name, reason = features.failures[0]
-        several = f", and {len(features.failures) - 1:,} more" if len(features.failures) > 1 else ""
+def tell_unreadable(failures: Sequence[tuple[str, str]], what: str) -> None:
+    """Say which files could not be read, as (name, reason), if any: what is measured is without them."""
+    if failures:
+        name, reason = failures[0]
+        several = f", and {len(failures) - 1:,} more" if len(failures) > 1 else ""
         print(f"{what}: left out, as they cannot be read: {name} ({reason}){several}", file=sys.stderr)
 
 
@@ -103,7 +101,7 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
         if name == "test" or labelled:
             with counting(Console(stderr=True), f"{name} images") as report:
                 found[name] = cached_features(model, source, folder.cache, options.batch, options.workers, report)
-            tell_unreadable(found[name], f"{name} images")
+            tell_unreadable(found[name].failures, f"{name} images")
     result = evaluate(model, found.get("train"), found["test"], options.k)
     result["data"] = {"name": config.data.data, "test_images": len(splits.test), "seed": config.run.seed}
     result |= {"epochs": config.optimizer.epochs, "finished": folder.model_file.exists()}

@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> int:
     _require_labels(splits.test, config)
     with counting(Console(stderr=True), "test images") as report:
         features = cached_features(model, splits.test, folder.cache, options.batch, options.workers, report)
-    tell_unreadable(features, "test images")
+    tell_unreadable(features.failures, "test images")
     assert features.labels is not None
     means = in_chunks(model, model.spaces, features.z)["mean"]
     statistics = in_chunks(model, model.statistics, features.z)

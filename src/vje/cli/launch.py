@@ -77,7 +77,7 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
         _warm_up(loop, console)
         _say(console, f"first step after {time.monotonic() - began:.1f} s", "dim")
         total = config.optimizer.epochs * loop.batches.steps_per_epoch
-        with TrainingDisplay(console, total, loop.steps_done) as display:
+        with TrainingDisplay(console, total, loop.steps_done, model.quantities) as display:
             loop.callbacks = [*loop.callbacks, display] if loop.world.writes else []
             loop()
     except NonFinite as error:
@@ -148,14 +148,13 @@ def _introduce(
     kept = "on the device" if data.resident is not None else f"streamed by {config.data.workers} workers"
     _say(
         console,
-        f"{name}: {len(data.splits.train):,} images ({kept}), {len(data.splits.test):,} held out for "
+        f"{name}: {data.train_images:,} images ({kept}), {len(data.splits.test):,} held out for "
         f"evaluation; {', '.join([f'{config.encoder.encoder} on {device}', *how])}; run folder {folder.path}",
     )
-    skipped = [] if data.resident is None else data.resident.skipped
-    if skipped:
-        name, reason = skipped[0]
-        files = "1 unreadable file is" if len(skipped) == 1 else f"{len(skipped):,} unreadable files are"
-        _say(console, f"{files} left out of these images, such as {name} ({reason}).", "yellow")
+    if data.skipped:
+        (name, reason), count = data.skipped[0], len(data.skipped)
+        files = "1 unreadable file is" if count == 1 else f"{count:,} unreadable files are"
+        _say(console, f"{files} left out and not counted, such as {name} ({reason}).", "yellow")
     if config.optimizer.accumulate > 1 and loop.step.method.across_images:
         images = config.optimizer.batch // config.optimizer.accumulate
         _say(

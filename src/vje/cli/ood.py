@@ -7,7 +7,7 @@ from typing import Any, Literal
 import tyro
 
 from vje.cli.ood_run import measure
-from vje.cli.ood_sets import check_asked
+from vje.cli.ood_sets import check_asked, check_same_images
 from vje.config import stored_config
 from vje.errors import UserError, command
 from vje.ood.names import title
@@ -20,8 +20,8 @@ class Options:
 
     A run trained on CIFAR-10 or CIFAR-100 is put through the OpenOOD v1.5 protocol with the sets found in --data-dir;
     any run can be tried on images of your own with --id and --ood. Several runs give mean and standard deviation; they
-    must be of one method and on the same data. Results go to RUN/ood.json, with figures beside it; earlier ones on
-    other images are kept in RUN/ood-earlier.
+    must be of one method, on the same data, and measured on the same images. Results go to RUN/ood.json, with figures
+    beside it; earlier ones on other images are kept in RUN/ood-earlier.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -69,6 +69,8 @@ def run(arguments: list[str]) -> int:
     for folder in folders:
         check_asked(folder, options)
     differing = _check_alike(folders)
+    if len(folders) > 1:
+        check_same_images(folders, options)
     options = replace(options, views=options.views or stored_config(folders[0]).run.ood_views)
     results = [measure(folder, options) for folder in folders]
     _print(results, folders)

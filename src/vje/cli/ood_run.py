@@ -38,6 +38,8 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
 
     config = run_config(folder, options.data, options.data_dir)
     sets = open_sets(folder, config, options)
+    for note in sets.notes:
+        print(note)
     set_determinism(deterministic=False)
     model = load(folder.path, str(resolve_device(options.device)))
     _check_scores(model, folder, options)
@@ -46,7 +48,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     def features(what: str, source: "ImageSource") -> Features:
         with counting(console, what) as report:
             found = cached_features(model, source, folder.cache, options.batch, options.workers, report, target=False)
-        tell_unreadable(found, what)
+        tell_unreadable(found.failures, what)
         return found
 
     used = {

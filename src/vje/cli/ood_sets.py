@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vje.cli.evaluate import run_config
 from vje.config import Config
 from vje.data.sources import ImageSource
 from vje.errors import UserError, command
@@ -29,12 +30,14 @@ class Sets:
         inside: in-distribution images, which the run was not trained on.
         members: the sets to tell from them.
         validation: (in-distribution, other) images to choose hyper-parameters on; None if there are none.
+        notes: lines on what is not at hand, or left out.
     """
 
     bank: ImageSource | None
     inside: ImageSource
     members: Sequence[Member]
     validation: tuple[ImageSource, ImageSource] | None = None
+    notes: Sequence[str] = ()
 
     def fingerprints(self) -> dict[str, list[str]]:
         """Of everything that a result depends on."""
@@ -62,6 +65,26 @@ def check_asked(folder: RunFolder, options: "Options") -> None:
     for images in (options.id, *named_sets(options.ood).values()):
         if not Path(images).exists():
             check_data(images, data_dir)
+
+
+def check_same_images(folders: Sequence[RunFolder], options: "Options") -> None:
+    """Refuse to average runs that would meet different images, unless each meets those that it held out itself."""
+    found = [open_sets(each, run_config(each, options.data, options.data_dir), options).images() for each in folders]
+    held_out = [each.read("data").get("held_out") for each in folders]
+    own = False
+    for folder, images, mine in zip(folders[1:], found[1:], held_out[1:], strict=True):
+        apart = [name for name in {**found[0], **images} if found[0].get(name) != images.get(name)]
+        if apart == ["id"] and mine and held_out[0] and mine != held_out[0]:
+            own = True
+        elif apart:
+            names = ", ".join("in-distribution" if name == "id" else name for name in apart)
+            raise UserError(
+                f"{folders[0].path} and {folder.path} would be measured on different images ({names}), and a mean over "
+                "them would say nothing: take all of them from one place with --data-dir PATH or --data PATH, or run "
+                "`vje ood` on each."
+            )
+    if own:
+        print("Each run is measured on the images that it held out itself: they are not the same for all.")
 
 
 def named_sets(words: Sequence[str]) -> dict[str, str]:
@@ -103,18 +126,24 @@ def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
         splits = open_splits(config.data, config.run.seed, folder.read("data"))
         return _benchmark(benchmark_of(config.data.data), data_dir, splits)
     given = named_sets(options.ood)
+    notes = []
     try:
         splits = open_splits(config.data, config.run.seed, folder.read("data"))
     except UserError as error:
         if options.detectors:
             words = "detectors are fitted on the images that the run was trained on; without them: --no-detectors"
             raise UserError(f"{error}\n({words})") from None
-        print(f"The images that {folder.path} was trained on are not at hand: see that --id holds none of them.")
+        notes.append(f"The images that {folder.path} was trained on are not at hand: see that --id holds none of them.")
         splits = None
     members = [Member(name, None, (open_images((path,), None, data_dir),)) for name, path in given.items()]
     inside = open_images((options.id,), None, data_dir)
-    inside = _without_trained(folder, inside, splits, options.id, config.data.data)
-    return Sets(None if splits is None else splits.bank, inside, members)
+    unseen = _without_trained(folder, inside, splits, options.id, config.data.data)
+    if unseen is not inside:
+        notes.append(
+            f"--id {options.id}: {len(unseen):,} of its {len(inside):,} images are used, those that {folder.path} was "
+            "not trained on."
+        )
+    return Sets(None if splits is None else splits.bank, unseen, members, notes=notes)
 
 
 def missing_sets(benchmark: str, members: Sequence[Member]) -> dict[str, list[str]]:
@@ -130,11 +159,10 @@ def missing_sets(benchmark: str, members: Sequence[Member]) -> dict[str, list[st
 def _benchmark(benchmark: str, data_dir: Path, splits: "Splits") -> Sets:
     validation, inside = id_images(benchmark, splits.test)
     members, missing, tuning = find_sets(benchmark, data_dir)
-    for message in missing:
-        print(message)
     if not members:
+        print("\n".join(missing))
         raise UserError(f"none of the benchmark's data sets is in {data_dir}; see above for how to get them.")
-    return Sets(splits.bank, inside, members, (validation, tuning) if validation and tuning else None)
+    return Sets(splits.bank, inside, members, (validation, tuning) if validation and tuning else None, missing)
 
 
 def _without_trained(
@@ -149,10 +177,4 @@ def _without_trained(
             f"--id {given}: {folder.path} was trained on these images, and the figures would be too good. Give "
             f"images that it was not trained on; `{command('--id', data)}` takes those that it held out."
         )
-    if len(places) == len(source):
-        return source
-    print(
-        f"--id {given}: {len(places):,} of its {len(source):,} images are used, those that {folder.path} was not "
-        "trained on."
-    )
-    return source.subset(places)
+    return source if len(places) == len(source) else source.subset(places)

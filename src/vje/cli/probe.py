@@ -137,7 +137,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     def features(what: str, source: "ImageSource") -> "Features":
         with counting(console, f"{what} images") as report:
             found = cached_features(model, source, folder.cache, workers=options.workers, report=report)
-        tell_unreadable(found, f"{what} images")
+        tell_unreadable(found.failures, f"{what} images")
         return found
 
     test = features("test", splits.test)
@@ -145,6 +145,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     augment = options.augment or _too_many(splits.bank, model, names)
     prepare = augmented if augment else stored
     training = prepare(model, splits.bank, names, features, batch, config, options)
+    told = training.batches.unreadable()
     with counting(console, "epochs of the probe") as report:
         found = linear_probe(
             training,
@@ -156,7 +157,14 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
             standardize=options.standardize,
             report=report,
         )
-    images = {"train": len(training.labels), "held_out": len(training.validation.labels), "test": len(test.labels)}
+    unreadable = training.batches.unreadable()
+    if len(unreadable) > len(told):
+        tell_unreadable(list(unreadable.items()), "training images")
+    images = {
+        "train": len(training.labels) - len(unreadable),
+        "held_out": len(training.validation.labels),
+        "test": len(test.labels),
+    }
     return {
         "data": config.data.data,
         "spaces": {name: result.as_dict() for name, result in found.items()},

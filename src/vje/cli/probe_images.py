@@ -39,6 +39,7 @@ class EncodedBatches:
         batch: images a step.
         seed: that ``images`` was made with, of the crops and flips.
         autocast: run the encoder in bfloat16.
+        unreadable: files that are known to be so, by name, and why.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class EncodedBatches:
         batch: int,
         seed: int,
         autocast: bool = False,
+        unreadable: Mapping[str, str] | None = None,
     ) -> None:
         self.model, self.images, self.augmentation = model, images, augmentation
         self.names, self.seed, self.autocast = list(names), seed, autocast
         self.steps_per_epoch = images.steps_per_epoch
+        self._unreadable = dict(unreadable or {})
         device = next(model.parameters()).device
         self._step = torch.zeros((), dtype=torch.int64, device=device)  # counted there, so that nothing waits for it
         self._positions = torch.arange(batch, device=device)
@@ -70,6 +73,11 @@ class EncodedBatches:
             x = self.augmentation(pixels, draws, Stream.VIEW_1, self.images.cropped)
             yield encoded_spaces(self.model, x, self.names, self.autocast), places
             self._step += 1
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Why files could not be read, by name: those known before, and those that were met."""
+        met: dict[str, str] = self.images.state().get("unreadable", {})
+        return self._unreadable | met
 
     def close(self) -> None:
         """End the processes that decode images."""
@@ -104,12 +112,18 @@ def augmented(
     inner = found.kept < len(held)  # unreadable files have no features
     assert found.labels is not None
     validation = Split({name: x[inner.to(x.device)] for name, x in reference.items()}, found.labels[inner])
-    batches = _encoded(model, bank, names, batch, config, options)
+    batches = _encoded(model, bank, names, batch, config, options, dict(found.failures))
     return Training(batches, torch.as_tensor(bank.labels), held, validation, reference)
 
 
 def _encoded(
-    model: Method, bank: ImageSource, names: list[str], batch: int, config: Config, options: "Options"
+    model: Method,
+    bank: ImageSource,
+    names: list[str],
+    batch: int,
+    config: Config,
+    options: "Options",
+    unreadable: Mapping[str, str],
 ) -> EncodedBatches:
     """The run's crops and flips, on images that live on the device or are streamed to it."""
     prepare, device, settings = model.preprocessing, next(model.parameters()).device, config.augment
@@ -138,4 +152,4 @@ def _encoded(
         )
     augmentation = Augmentation(prepare.crop, area, ratio, settings.flip, jitter=0.0, grayscale=0.0)
     autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return EncodedBatches(model, images, augmentation, names, batch, options.seed, autocast)
+    return EncodedBatches(model, images, augmentation, names, batch, options.seed, autocast, unreadable)

@@ -51,6 +51,9 @@ class TrainingFeatures(Protocol):
     def epoch(self, number: int) -> Iterator[tuple[Mapping[str, Tensor], Tensor]]:
         """Features ``[B, D]`` of each mini-batch by space, and the places of its images in the training set."""
 
+    def unreadable(self) -> Mapping[str, str]:
+        """Why files of the training set could not be read, by name, as far as is known."""
+
     def close(self) -> None:
         """Let go of what only training needs."""
 
@@ -92,6 +95,10 @@ class FeatureBatches:
         order = epoch_order(len(self._first), self.seed, number).to(self._first.device)
         for rows in order.split(self.batch)[: self.steps_per_epoch]:
             yield {name: x[rows] for name, x in self.features.items()}, rows
+
+    def unreadable(self) -> Mapping[str, str]:
+        """None: what could not be read has no features."""
+        return {}
 
     def close(self) -> None:
         """Nothing to let go of."""

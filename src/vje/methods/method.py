@@ -44,10 +44,12 @@ class Quantity(NamedTuple):
     Attributes:
         title: what people call it, as in the middle of a sentence.
         meaning: what it tells, in a line.
+        short: its name in the line of an epoch, where it is shown if it has one.
     """
 
     title: str
     meaning: str = ""
+    short: str = ""
 
 
 class Method(nn.Module, ABC):

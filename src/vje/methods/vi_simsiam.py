@@ -142,7 +142,7 @@ class VISimSiam(Method):
 
     across_images: ClassVar[bool] = True  # the batch's mean concentration is what the loss is divided by
     quantities: ClassVar[Mapping[str, Quantity]] = {
-        "kappa": Quantity("concentration kappa", "larger: surer of the direction"),
+        "kappa": Quantity("concentration kappa", "larger: surer of the direction", "kappa"),
         "ps_nll": Quantity("Power-Spherical NLL", "of the direction; small is typical"),
         "kl": Quantity("KL (nats)", "information over no prediction"),
         "cosine": Quantity("cosine to the prediction", "1: the direction was predicted"),

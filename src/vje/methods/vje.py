@@ -61,7 +61,7 @@ class VJE(Method):
     """
 
     quantities: ClassVar[Mapping[str, Quantity]] = {
-        "variance": Quantity("posterior variance", "mean over features; the prior's is 1"),
+        "variance": Quantity("posterior variance", "mean over features; the prior's is 1", "variance"),
         "kl": Quantity("KL (nats)", "information over the prior"),
         "nll": Quantity("NLL", "of z at s = mean; small is typical"),
         "nll_directional": Quantity("NLL, directional", "the part of z's direction"),

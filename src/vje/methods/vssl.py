@@ -30,7 +30,7 @@ from vje.preprocessing import Preprocessing
 from vje.random import Draws, Stream
 
 Objective = Literal["gaussian", "cosine"]
-VARIANCE = Quantity("posterior variance", "of the student; its means' own is 1")
+VARIANCE = Quantity("posterior variance", "of the student; its means' own is 1", "variance")
 
 
 def gaussian_terms(posterior: DiagonalGaussian, prior: DiagonalGaussian) -> tuple[Tensor, Tensor]:
