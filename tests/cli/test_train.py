@@ -1,11 +1,13 @@
-"""`vje train` beside another: a folder each, and never two in one; and commands to paste."""
+"""`vje train` beside another: a folder each, and never two in one; and what it says."""
 
 import json
 import os
 import shutil
 import signal
+from functools import partial
 
 import pytest
+import torch
 
 from vje.claims import claimed
 from vje.cli.console import TrainingDisplay
@@ -98,6 +100,21 @@ def test_the_line_of_an_epoch_has_what_tells_most(vje, tiny_npz, tiny, tmp_path,
     assert f"loss {record['loss']:.2f}  " in line
     between = line.split("  rank ")[0].split("  ")
     assert between[-1] == (f"{short} {record[name]:.3f}" if name else f"loss {record['loss']:.2f}")
+
+
+def test_a_compiler_that_fails_is_told_and_training_goes_on(vje, tiny_npz, tiny, tmp_path, monkeypatch):
+    def failing(graph, inputs):
+        raise AssertionError("512 v.s. 4096")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=failing))
+    run, words = tmp_path / "run", ("--data", tiny_npz, *tiny, "--epochs", "1")
+    answer = vje("train", "folder", *words, "--out", run, "--compile", "on")
+    said = "The step could not be compiled, and training is slower for it (AssertionError: 512 v.s. 4096)."
+    assert answer.status == 0 and said in answer.out
+    assert json.loads((run / "warnings.jsonl").read_text()) == {"step": 0, "text": said}
+    monkeypatch.undo()
+    assert vje("train", "folder", *words, "--out", tmp_path / "eager", "--compile", "off").status == 0
+    assert (run / "model.safetensors").read_bytes() == (tmp_path / "eager" / "model.safetensors").read_bytes()
 
 
 def test_commands_to_go_on_with_can_be_pasted(vje, interrupted, monkeypatch):
