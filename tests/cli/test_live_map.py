@@ -1,25 +1,35 @@
 """The map of ``vje train --watch``: right after every evaluation, steady, and of no consequence for training."""
 
 import base64
+import io
 import json
+import socket
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 from itertools import pairwise
 from queue import Queue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from vje.cli.live import LivePage, _no_map, watching
 from vje.cli.live_map import MOST_IMAGES, MapMaker, MapMonitor
 from vje.data import registry
 from vje.data.sources import ArraySource
 from vje.methods.simsiam import SimSiam
 from vje.methods.vje import VJE
 from vje.preprocessing import Preprocessing
+from vje.recipes import load_recipe
 from vje.reporting.atlas import Survey, nearest
 from vje.reporting.live import LiveServer
+from vje.reporting.sprites import make_sprites
+from vje.runs import RunFolder
+from vje.training.loop import Progress
 
 
 def unpacked(packed):
@@ -96,6 +106,62 @@ def test_no_evaluation_no_map(vje, trained, tmp_path, tiny, served):
     assert shown == [] and state["map"]["number"] == 0 and "--knn-every 0 turns those off" in page
 
 
+def test_the_progress_line_is_of_the_whole_run():
+    page = LivePage(SimpleNamespace(progress={}))
+    page.on_progress(Progress(3, 10, 5, 20, images_per_step=32, images_per_second=128.0, averages={}))
+    # 45 of 200 steps are done, and 155 of a quarter second are left
+    assert page.server.progress == {
+        "epoch": 3,
+        "epochs": 10,
+        "done": pytest.approx(0.225),
+        "images_per_second": 128.0,
+        "left": "39s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("every", "images", "words"),
+    [
+        (5, 9, "The map comes with the next evaluation: there is one every 5 epochs (--knn-every) and after the last"),
+        (20, 9, "The map comes with the next evaluation: there is one after the last epoch."),
+        (5, 0, "no images were held out"),
+        (0, 9, "--knn-every 0 turns those off"),
+    ],
+)
+def test_why_there_is_no_map_yet(every, images, words):
+    config = load_recipe("digits")
+    config = replace(config, run=replace(config.run, knn_every=every), optimizer=replace(config.optimizer, epochs=20))
+    assert words in _no_map(config, images)
+
+
+@pytest.fixture
+def watch(tmp_path):
+    """``watch(port)``: the callbacks of a run of 7 epochs, and what was printed."""
+
+    def enter(port):
+        config, console = load_recipe("digits"), Console(file=io.StringIO(), width=200)
+        config = replace(config, run=replace(config.run, knn_every=3), optimizer=replace(config.optimizer, epochs=7))
+        data = SimpleNamespace(splits=SimpleNamespace(train="train", test="test"))
+        loop = SimpleNamespace(step=SimpleNamespace(method="model", options=SimpleNamespace(autocast=True)))
+        with watching(RunFolder(tmp_path), port, console, config, data, loop) as callbacks:
+            return callbacks, console.file.getvalue()
+
+    return enter
+
+
+def test_the_map_is_of_held_out_images_as_often_as_of_k_nn(watch):
+    (page, monitor), said = watch(0)
+    assert page.server.address in said and monitor.show == page.server.show
+    assert (monitor.model, monitor.test, monitor.autocast) == ("model", "test", True)
+    assert (monitor.every, monitor.epochs, monitor.workers) == (3, 7, load_recipe("digits").data.workers)
+
+
+def test_a_port_that_someone_took_in_the_meantime_ends_no_run(watch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        callbacks, said = watch(other.getsockname()[1])
+    assert callbacks == [] and "cannot be used" in said and "Training goes on without the page." in said
+
+
 # What is done in training's own thread
 
 
@@ -133,6 +199,24 @@ def test_a_large_set_is_thinned_evenly(make_pixels):
     assert np.bincount(atlas.labels).tolist() == pytest.approx([100] * 10, abs=1)
 
 
+def test_every_few_epochs_and_the_last_are_looked_at_as_by_one_pass(make_pixels, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(MapMaker, "draw", lambda self, epoch, found: drawn.append((epoch, found)))
+    monkeypatch.setattr("vje.cli.live_map.BATCH", 7)  # several, the last one smaller
+    preprocessing = Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)
+    model, pixels = SimSiam("resnet8", preprocessing=preprocessing).train(), make_pixels(30, 1)
+    monitor = MapMonitor(model, ArraySource(pixels), 2, 5, False, 0, lambda *_: None)
+    for epoch in range(1, 6):
+        monitor.on_recorded({"epoch": epoch})
+    monitor.close()
+    assert [epoch for epoch, _ in drawn] == [2, 4, 5]
+    with torch.no_grad():
+        images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+        z = model.encoder.eval()(images).numpy()  # running statistics, not those of each batch
+    for _, found in drawn:
+        np.testing.assert_allclose(found.vectors, z, rtol=1e-3, atol=1e-4)
+
+
 # What is done beside it
 
 
@@ -149,6 +233,25 @@ def maker(make_pixels):
     made = MapMaker(ArraySource(pixels), pixels.transpose(0, 3, 1, 2), 200, lambda *x: shown.put(x))
     yield made, shown
     made.close()
+
+
+def test_each_image_has_its_own_picture_name_class_and_neighbours(make_pixels):
+    shown, pixels = Queue(), make_pixels(6, 1)
+    source = ArraySource(pixels, labels=np.array([2, 0, 1, 1, 0, 0]), classes=["cat", "dog", "ship"]).subset(
+        range(5, -1, -1)
+    )
+    features = np.random.default_rng(0).normal(size=(6, 4))
+    survey = replace(surveyed(features), titles={"isolation": "how lonely"})
+    made = MapMaker(source, pixels[::-1].transpose(0, 3, 1, 2), 80, lambda *x: shown.put(x))
+    made.draw(1, survey)
+    atlas, *_ = shown.get(timeout=30)
+    made.close()
+    assert list(atlas.names) == ["5", "4", "3", "2", "1", "0"] and atlas.labels.tolist() == [0, 0, 1, 1, 0, 2]
+    assert list(atlas.classes) == ["cat", "dog", "ship"] and atlas.total == 80
+    assert atlas.titles == {"isolation": "how lonely"} and atlas.statistics == survey.statistics
+    np.testing.assert_array_equal(atlas.neighbours, survey.neighbours)
+    np.testing.assert_array_equal(atlas.similarity, survey.similarity)
+    assert atlas.pictures == make_sprites(np.ascontiguousarray(pixels[::-1].transpose(0, 3, 1, 2)))
 
 
 def test_the_map_goes_on_from_where_it_was(maker):

@@ -61,6 +61,21 @@ def test_the_wait_is_over_when_all_know_and_have_the_map(clock):
     assert pages.wait(4, 60) and clock.now == before
 
 
+def test_another_page_takes_nobodys_place(clock):
+    pages = Audience(clock)
+    pages.admit()
+    pages.gave(pages.admit(), shown=4, ended=True)
+    assert not pages.wait(4, 1)  # the first knows nothing yet
+
+
+def test_what_a_page_has_it_keeps(clock):
+    pages = Audience(clock)
+    page = pages.admit()
+    pages.gave(page, shown=4, ended=True)
+    pages.gave(page)  # asked for something else
+    assert pages.wait(4, 60) and clock.now == 100
+
+
 def test_a_page_that_was_closed_is_waited_for_no_longer_than_it_is_missed(clock):
     pages = Audience(clock)
     pages.admit()

@@ -11,7 +11,7 @@ from vje.reporting.compare import Group, Run, save_comparison
 from vje.reporting.curves import save_curves
 from vje.reporting.figures import save_figure
 from vje.reporting.gallery import save_gallery
-from vje.reporting.geometry import save_geometry
+from vje.reporting.geometry import save_geometry, save_training
 from vje.reporting.ood import save_densities, save_roc
 from vje.reporting.panels import save_panels, save_scalar
 from vje.runs import RunFolder
@@ -151,3 +151,76 @@ def test_a_statistic_is_coloured_between_its_extreme_fiftieths(drawn, tmp_path):
         (points,) = axis.collections
         assert np.asarray(points.get_offsets()).tolist() == places.tolist()
         assert points.get_clim() == pytest.approx((2, 98))
+
+
+def legend_of(axis):
+    return [text.get_text() for text in axis.get_legend().get_texts()]
+
+
+def test_ood_figures_have_a_panel_a_set_that_says_what_it_shows(drawn, tmp_path):
+    sets = {name: SCORES + shift for shift, name in enumerate("abcd")}
+    save_roc(tmp_path / "x.png", {"nll": SCORES}, {name: {"nll": x} for name, x in sets.items()})
+    axes = drawn["ood"].axes
+    assert [axis.get_title() for axis in axes if axis.axison] == list("abcd")  # and not the two that are left over
+    assert {(axis.get_xlabel(), axis.get_ylabel()) for axis in axes[:4]} == {("ID images flagged", "OOD images caught")}
+    save_densities(tmp_path / "x.png", SCORES, sets, "my score")
+    axes = [axis for axis in drawn["ood"].axes if axis.axison]
+    assert [legend_of(axis) for axis in axes] == [["in-distribution", name] for name in "abcd"]
+    assert {axis.get_xlabel() for axis in axes} == {"my score"}
+
+
+def test_densities_leave_out_no_more_than_the_last_few(drawn, tmp_path):
+    scores = np.linspace(0, 1, 1001)
+    save_densities(tmp_path / "x.png", scores, {"other": scores})
+    bars = list(drawn["ood"].axes[0].containers[0].patches)
+    assert bars[0].get_x() == pytest.approx(0.002) and bars[-1].get_x() + bars[-1].get_width() == pytest.approx(0.998)
+
+
+def test_each_panel_is_at_its_row_and_column(drawn, tmp_path):
+    heights = {(strip, column): 10.0 * i + j for i, strip in enumerate("st") for j, column in enumerate("cde")}
+    curves = {panel: {"line": [(1, height, 0.0)]} for panel, height in heights.items()}
+    save_panels(tmp_path / "x.png", list("cde"), list("st"), curves)
+    axes = drawn["panels"].axes
+    found = {(axis.get_ylabel(), axis.get_title()): axis.lines[0].get_ydata()[0] for axis in axes}
+    assert found == heights and [(axis.get_ylabel(), axis.get_title()) for axis in axes] == list(heights)  # row by row
+    assert legend_of(axes[0]) == ["line"]
+    save_panels(tmp_path / "x.png", ["c"], list("st"), curves)
+    assert [axis.get_subplotspec().colspan.start for axis in drawn["panels"].axes] == [0, 1]  # abreast
+
+
+def test_lines_of_curves_are_told_apart_by_run_and_space(drawn, tmp_path):
+    record = {"epoch": 1, "loss": 2.0, "knn": {"z": 60.0, "mean": 50.0, "target": 70.0}}
+    save_curves(tmp_path / "x.png", {"a": [record], "b": [record]})
+    axes = {axis.get_title(): axis for axis in drawn["curves"].axes}
+    lines = axes["k-NN accuracy (%)"].lines
+    assert {line.get_label(): line.get_ydata()[0] for line in lines[:3]} == {"a: z": 60, "a: mean": 50, "a: target": 70}
+    assert len({line.get_linestyle() for line in lines[:3]}) == 3
+    assert lines[0].get_color() != lines[3].get_color() and lines[3].get_label() == "b: z"
+    assert legend_of(axes["loss"]) == ["a", "b"] and axes["loss"].get_xlabel() == "epoch"
+
+
+def test_the_map_of_geometry_names_classes_and_colours_by_the_statistic_it_names(drawn, tmp_path):
+    values = {name: np.arange(4, dtype=np.float32) * 10**i for i, name in enumerate(STATISTICS)}
+    save_geometry(tmp_path / "x.png", PLACES, np.array([2, 0, 2, 0]), values, ["cat", "dog", "ship"])
+    by_class, *others = (axis for axis in drawn["geometry"].axes if axis.get_title())
+    assert legend_of(by_class) == ["cat", "ship"]
+    assert len({tuple(points.get_facecolor()[0]) for points in by_class.collections}) == 2
+    shown = {axis.get_title(): np.asarray(axis.collections[0].get_array()).tolist() for axis in others}
+    titles = ("posterior variance", "NLL", "KL (nats)", "anisotropy of the variance")
+    assert shown == {title: values[name].tolist() for title, name in zip(titles, STATISTICS, strict=True)}
+
+
+def test_the_scalar_figure_has_density_and_gradient_each_under_its_name(drawn, tmp_path):
+    save_scalar(tmp_path / "x.png", [1.0, np.inf], reach=3.0)
+    axes = {axis.get_title(): axis for axis in drawn["panels"].axes}
+    at_three = {title: [line.get_ydata()[-1] for line in axis.lines] for title, axis in axes.items()}
+    assert at_three["negative log-density"] == pytest.approx([np.log(10), 4.5])  # log(1 + r^2), r^2 / 2
+    assert at_three["size of the gradient"] == pytest.approx([0.6, 3])  # 2 r / (1 + r^2), r
+    assert [legend_of(axis) for axis in axes.values()] == [["nu = 1", "Gaussian"]] * 2
+
+
+def test_a_dollar_in_a_runs_name_begins_no_formula(drawn, tmp_path):
+    save_training(tmp_path / "x.png", {"epoch": [1, 2], "kl": [5.0, 4.0]}, "a$b$", "standard")
+    (axis,) = drawn["panels"].axes
+    assert axis.get_title() == r"a\$b\$" and axis.get_ylabel() == "KL (nats)"
+    assert legend_of(axis) == ["standard likelihood"] and points_of(axis.lines[0]) == [(1, 5), (2, 4)]

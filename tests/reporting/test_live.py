@@ -87,9 +87,14 @@ def test_it_listens_on_the_loopback_alone(live):
         other.bind(("127.0.0.2", port))
 
 
+def data_in(text):
+    """What the page's scripts would read."""
+    return json.loads(text.split('id="data">')[1].split("</script>")[0])
+
+
 def opened(live):
     """The number of a page that was just opened."""
-    return json.loads(ask(live)[1].split('id="data">')[1].split("</script>")[0])["page"]
+    return data_in(ask(live)[1])["page"]
 
 
 def test_the_end_is_told_to_every_page_that_is_open(live, make_atlas):
@@ -112,6 +117,20 @@ def test_the_end_is_told_to_every_page_that_is_open(live, make_atlas):
     assert "in training" not in ask(live)[1].split("<script>")[0]  # a page that is opened this late knows it too
 
 
+def test_a_page_counts_as_told_by_what_it_was_given(live, make_atlas):
+    page = opened(live)
+    ask(live, f"/data.json?page={page}")
+    assert not live.audience.wait(0, 0)  # that was before the end
+    live.finish(0)
+    live.show(make_atlas(30), 20, True)
+    ask(live, f"/data.json?page={page}")
+    assert live.audience.wait(0, 3) and not live.audience.wait(1, 0)
+    ask(live, f"/map.json?page={page}")
+    assert live.audience.wait(1, 3)
+    opened(live)  # this one says so itself
+    assert live.audience.wait(0, 3)
+
+
 def test_a_run_that_failed_says_why(reported, tmp_path):
     folder = RunFolder(Path(shutil.copytree(reported.path, tmp_path / "run")))
     folder.write("failed", {"step": 7, "message": "the loss at step 7 is <NaN>"})
@@ -123,6 +142,31 @@ def test_a_run_that_failed_says_why(reported, tmp_path):
         assert "<NaN>" not in ask(server)[1].split("<script>")[0]
     finally:
         server.stop()
+
+
+def test_a_run_that_is_finished_says_what_comes_next(reported, tmp_path):
+    folder = RunFolder(Path(shutil.copytree(reported.path, tmp_path / "<b> run")))
+    folder.model_file.touch()
+    server = LiveServer(folder)
+    try:
+        text = server.answer("/").body.decode().split("<script>")[0]
+        assert "VJE, resnet8 on &lt;/script&gt;" in text and '<span id="live-status">in training</span>' in text
+        assert data_in(server.answer("/").body.decode())["name"] == "<b> run"  # for the title, when it ends
+        assert "<title>&lt;b&gt; run: in training</title>" in text and "connect-src &#x27;self&#x27;" in text
+        server.finish(0)
+        epochs = folder.read("config")["optimizer"]["epochs"]
+        words = f"Finished after epoch {epochs}. vje report '{folder.path}' makes a page to keep."
+        assert server.state()["ended"] == {"status": "finished", "words": words}
+        assert '<span id="live-status">finished</span>' in server.answer("/").body.decode()
+    finally:
+        server.stop()
+
+
+def test_the_live_page_calls_numbers_as_the_report_does(reported):
+    server = LiveServer(reported)
+    titles = [panel["title"] for panel in server.state()["panels"]]
+    server.stop()
+    assert {"KL (nats)", "Posterior variance", "Effective rank of z"} <= set(titles)
 
 
 def test_nobody_waits_where_no_page_is_open(live, monkeypatch):

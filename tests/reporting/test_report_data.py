@@ -128,6 +128,13 @@ def test_each_sets_curves_are_of_its_own_scores_beside_those_inside():
         assert mean[upper] - mean[lower] == pytest.approx(2, abs=0.1)
 
 
+def test_densities_are_named_after_the_score_that_they_are_of():
+    inside, outside = {"a": np.linspace(0, 1, 50), "b": np.linspace(7, 8, 50)}, {"a": np.ones(9), "b": np.full(9, 8.0)}
+    found = ood_curves(inside, {"x": outside}, ["a"], "b")
+    edges = found["sets"]["x"]["density"]["edges"]
+    assert found["density"] == "b" and 7 <= edges[0] < edges[-1] <= 8
+
+
 def test_scores_that_are_all_alike_have_curves_too():
     found = ood_curves({"a": np.ones(5)}, {"x": {"a": np.ones(4)}}, ["a"], "a")
     assert found["sets"]["x"]["roc"]["a"]["auroc"] == 50
