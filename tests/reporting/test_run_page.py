@@ -73,6 +73,18 @@ def test_ood_is_told_by_score_and_kind_of_set(folder, own):
     ]
 
 
+def test_ood_of_fewer_sets_than_the_protocols_says_so(folder):
+    summary = {"nll": {"near": 71.0, "far": 72.0, "avg": 73.0}}
+    missing = {"near": ["tin"], "far": ["mnist", "svhn"]}
+    folder.write("ood", {"summary": summary, "data": "cifar10", "partial": ["id"], "missing": missing})
+    others, first = "; not the protocol&#x27;s own images: cifar10", "AUROC of the likelihood alone, nothing fitted"
+    without = ["tin", "mnist, svhn", "tin, mnist, svhn"]
+    said = [f"{first}; not the protocol&#x27;s mean: without {names}{others}" for names in without]
+    assert [row[2] for row in rows(folder)] == said
+    folder.write("ood", {"summary": summary, "missing": {"near": [], "far": ["mnist"]}})
+    assert ["mnist" in row[2] for row in rows(folder)] == [False, True, True]
+
+
 def test_the_head_says_what_was_trained_on_what(folder, tmp_path):
     config = load_recipe("cifar10-ema")
     config = replace(config, run=replace(config.run, seed=3), optimizer=replace(config.optimizer, epochs=70))

@@ -214,13 +214,17 @@ def _probe(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
 
 
 def _ood_numbers(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
-    scores, partial = found.get("summary", {}), found.get("partial", [])
+    scores, missing = found.get("summary", {}), found.get("missing") or {}
+    partial = [str(found.get("data", name)) if name == "id" else name for name in found.get("partial", [])]
     note = f"; not the protocol's own images: {', '.join(partial)}" if partial else ""
     own = next((name for name in OWN_SCORES if name in scores), None)
     for score, title in ((own, "likelihood alone, nothing fitted"), ("knn", "k-NN distance to training features")):
         for part, words in (("near", "near sets"), ("far", "far sets"), ("avg", "average")):
             if score in scores and part in scores[score]:
-                yield f"OOD detection, {words}", shown(scores[score][part], ".1f", "%"), f"AUROC of the {title}{note}"
+                absent = [name for group, names in missing.items() if part in (group, "avg") for name in names]
+                without = f"; not the protocol's mean: without {', '.join(absent)}" if absent else ""
+                said = f"AUROC of the {title}{without}{note}"
+                yield f"OOD detection, {words}", shown(scores[score][part], ".1f", "%"), said
 
 
 def _geometry(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
