@@ -78,10 +78,12 @@ def check_same_images(folders: Sequence[RunFolder], options: "Options") -> None:
             own = True
         elif apart:
             names = ", ".join("in-distribution" if name == "id" else name for name in apart)
+            remedy = "take all of them from one place with --data-dir PATH or --data PATH"
+            if options.id is not None:
+                remedy = "give an --id that none of the runs was trained on"
             raise UserError(
                 f"{folders[0].path} and {folder.path} would be measured on different images ({names}), and a mean over "
-                "them would say nothing: take all of them from one place with --data-dir PATH or --data PATH, or run "
-                "`vje ood` on each."
+                f"them would say nothing: {remedy}, or run `vje ood` on each."
             )
     if own:
         print("Each run is measured on the images that it held out itself: they are not the same for all.")

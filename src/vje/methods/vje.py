@@ -117,7 +117,7 @@ class VJE(Method):
             labels: not used.
         """
         two_views(self, views)
-        target = self._target(views)  # first, while no activations are kept: less memory in all
+        target = self._target_embeddings(views)  # first, while no activations are kept: less memory in all
         z = at_least_float32(self.encode(self.encoder, views))  # [2B, D], view 1 first
         observed = (z.detach() if target is None else target).roll(len(views[0]), 0)  # the other view's, held fixed
         with torch.autocast(z.device.type, enabled=False):  # log-densities in half precision are wrong
@@ -145,7 +145,7 @@ class VJE(Method):
             self.target.eval()
         return self
 
-    def _target(self, views: Sequence[Tensor]) -> Tensor | None:
+    def _target_embeddings(self, views: Sequence[Tensor]) -> Tensor | None:
         """Embeddings by the EMA encoder, ``[2B, D]``, if there is one."""
         if self.target is None:
             return None

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vje.data.augment import Augmentation
 from vje.methods.method import Method, StepOutput
-from vje.networks.normalization import GroupedBatchNorm2d
 from vje.preprocessing import Preprocessing
 from vje.random import Draws, Stream
 
@@ -314,5 +313,4 @@ class TrainStep:
 
 def _compiled(function: Callable[..., Any], method: Method) -> Callable[..., Any]:
     """The function compiled; without the fusion that torch 2.11 fails in where batch norm is in groups."""
-    grouped = any(isinstance(module, GroupedBatchNorm2d) for module in method.modules())
-    return torch.compile(function, options={"triton.mix_order_reduction": False} if grouped else None)
+    return torch.compile(function, options={"triton.mix_order_reduction": False} if method.groups > 1 else None)
