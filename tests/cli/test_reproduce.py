@@ -83,8 +83,10 @@ def test_stopping_loses_nothing_and_a_second_call_completes(tmp_path, declaratio
     assert table["scaled"] == "6 of the paper's 12 epochs in some cells"
     assert f"train --resume {second.path}" in (out / f"{second.path.name}.log").read_text()
 
-    again = vje(*command, "--table-only")
+    again = vje(*command, "--table-only", "--note", "Two of ten digits.", "On a train.")
     assert again.status == 0 and "2 of 2 runs finished" in again.out
+    assert "\n\nTwo of ten digits.\n\nOn a train.\n\n" in (out / "pair_e6.md").read_text()
+    assert read_json(out / "pair_e6.json")["notes"][-3:-1] == ["Two of ten digits.", "On a train."]
 
 
 def test_nothing_is_planned_with_torch(tmp_path):

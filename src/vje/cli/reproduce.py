@@ -50,6 +50,8 @@ class Options:
     """Only list the tables and figures, and how many of their runs are there."""
     table_only: bool = False
     """Train and measure nothing: make the table from what is there."""
+    note: tuple[str, ...] = ()
+    """Sentences to put below each table, each in quotes: what is particular about the data or the machine, say."""
 
 
 def run(arguments: list[str]) -> int:
@@ -118,7 +120,7 @@ def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, c
             runner.failures |= {"profile": trouble} if trouble else {}
     for experiment in experiments:
         jobs = plan(experiment, scale, options.out, options.data_dir, thorough=True)
-        files = write(experiment, scale, jobs, runner.failures, options.out, console)
+        files = write(experiment, scale, jobs, runner.failures, options.out, console, options.note)
         print(f"Written to {' and '.join(map(str, files))}")
     if runner.stopped:
         print("Stopped; nothing finished is lost. The same command goes on from there.")

@@ -2,7 +2,7 @@
 
 import shutil
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def write(
     failures: Mapping[str, str],
     out: Path,
     console: Console,
+    own: Sequence[str] = (),
 ) -> list[Path]:
     """Make the table or figure from what the runs have, print it, and write it.
 
@@ -44,6 +45,7 @@ def write(
         failures: of runs that failed just now, by name.
         out: folder of runs and results.
         console: where to print.
+        own: notes of the user's.
 
     Returns:
         The files written.
@@ -56,7 +58,7 @@ def write(
     scaled = scale.label(experiment)
     notes = [f"Scaled down: {scaled}."] if scaled else []
     notes += [*experiment.notes, *(_ood_notes(folders) if _uses(experiment, "ood") else [])]
-    notes += [*results.notes(), provenance_line(made)]
+    notes += [*own, *results.notes(), provenance_line(made)]
     record: dict[str, Any] = {
         "name": experiment.name,
         "label": experiment.label,
