@@ -75,7 +75,7 @@ def test_a_model_that_moves_a_little_moves_the_map_a_little(digits, settled):
     noise = np.random.default_rng(0).normal(0, 0.02, digits.shape).astype(np.float32)
     *_, after = settling(digits + noise, settled, first=False)
     moved = np.linalg.norm(after - settled, axis=1)
-    # of the spread 0.06 to 0.16 by the last bit of the arithmetic, with correlations over 0.98; a new map is 1 away, at 0.5
+    # of the spread: 0.06 to 0.16 by the last bit of the arithmetic (correlation 0.99); a new map is 1 away (0.5)
     assert np.median(moved) < 0.35 * settled.std() and np.corrcoef(after.ravel(), settled.ravel())[0, 1] > 0.95
     assert trustworthiness(digits + noise, after) > 0.97
 
