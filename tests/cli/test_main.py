@@ -160,6 +160,16 @@ def test_the_installed_command_does_the_same(run_cli):
     assert "Did you mean `vje train`?" in failed.stderr
 
 
+def test_one_of_several_processes_says_all_before_it_leaves(cli_env):
+    """It leaves without taking Python apart, so what it printed must be on its way before."""
+    environment = cli_env({"WORLD_SIZE": "2", "RANK": "1"})
+    command = [sys.executable, "-m", "vje"]
+    version = subprocess.run([*command, "--version"], env=environment, capture_output=True, text=True, check=False)
+    assert (version.returncode, version.stdout) == (0, f"vje {vje.__version__}\n")
+    wrong = subprocess.run([*command, "trane"], env=environment, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "Did you mean `vje train`?" in wrong.stderr
+
+
 def test_a_closed_pipe_is_no_mistake():
     head = f"{sys.executable} -m vje train cifar10 --help | head -1"
     done = subprocess.run(head, shell=True, capture_output=True, text=True, check=True, env=ENVIRONMENT)
