@@ -13,6 +13,7 @@ from torch import nn
 import vje
 from vje.build import build_method
 from vje.errors import UserError
+from vje.evaluation.features import weights_fingerprint
 from vje.methods.moco import MoCo
 from vje.methods.simclr import SimCLR
 from vje.methods.vje import VJE
@@ -85,6 +86,7 @@ def test_the_description_says_all_that_is_needed(tmp_path):
     file = model.save(tmp_path / "mine.safetensors")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "mine.safetensors"]
     assert json.loads((tmp_path / "mine.json").read_text()) == {
+        "weights": weights_fingerprint(vje.load(file))[:16],
         "schema": 1,
         "format": "vje-model",
         "method": "vje",

@@ -114,6 +114,25 @@ def test_results_are_of_the_model_that_is_here(run):
     assert run.out_of_date("evaluation") == "from before the end of training"
 
 
+def test_weights_say_whose_a_result_is_whatever_the_times(run):
+    run.model_file.touch()
+    run.write("model", {"weights": "a"})
+    run.write("evaluation", {"weights": "a", "finished": True})
+    run.write("ood", {"weights": "b"})
+    run.write("probe", {})  # of an earlier version, which did not say
+    for at in (90, 110):
+        dated(run, model=100, evaluation=at, ood=at, probe=at)
+        assert run.out_of_date("evaluation") == ""
+        assert run.out_of_date("ood") == "of other weights than the model"
+        assert run.out_of_date("probe") == ("older than the model" if at == 90 else "")
+    run.model_file.unlink()  # the records alone were kept
+    assert [run.out_of_date(name) for name in ("evaluation", "ood", "probe")] == [
+        "",
+        "of other weights than the model",
+        "",
+    ]
+
+
 def test_of_results_of_several_weights_the_newest_counts(run):
     for name, weights in (("evaluation", "a"), ("ood", "b"), ("geometry", "b")):
         run.write(name, {"weights": weights})

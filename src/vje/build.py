@@ -138,7 +138,13 @@ def _classes(labels: NDArray[np.int64]) -> int:
     >>> _classes(np.array([0, 3, 3])), _classes(np.array([3, 3]))
     (4, 1)
     """
-    return int(labels.max()) + 1 if (labels != labels[0]).any() else 1
+    found, largest = len(np.unique(labels)), int(labels.max())
+    if found > 1 and largest >= 1000 * found:
+        raise UserError(
+            f"the largest class number is {largest:,}, and there are {found:,} classes: a classifier needs them "
+            "numbered from 0. Give names instead, with --labels FILE."
+        )
+    return largest + 1 if found > 1 else 1
 
 
 def _check_groups(method: Method, images: int) -> None:
@@ -160,7 +166,8 @@ def build_loop(
     """Everything a config describes, ready to train."""
     torch.manual_seed(config.run.seed)
     labels = data.splits.train.labels
-    classes = None if labels is None else _classes(labels)
+    needed = find_method(config.method).needs_labels
+    classes = _classes(labels) if needed and labels is not None else None
     method = build_method(config, data.preprocessing, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.run.sync_batch_norm and method.groups > 1:
         raise UserError(

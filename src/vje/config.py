@@ -195,7 +195,7 @@ class Config:
         """Refuse values that cannot work, before anything is loaded."""
         _require(self.optimizer.epochs >= 1, "--epochs", self.optimizer.epochs, "at least 1")
         _require(self.optimizer.batch >= 2, "--batch", self.optimizer.batch, "at least 2")
-        _require(self.optimizer.lr > 0, "--lr", self.optimizer.lr, "positive")
+        _require(0 < self.optimizer.lr < math.inf, "--lr", self.optimizer.lr, "positive, and finite")
         _require(self.optimizer.accumulate >= 1, "--accumulate", self.optimizer.accumulate, "at least 1")
         _require(self.optimizer.warmup_epochs >= 0, "--warmup-epochs", self.optimizer.warmup_epochs, "0 or more")
         _require(0 <= self.optimizer.sgd_momentum < 1, "--sgd-momentum", self.optimizer.sgd_momentum, "in [0, 1)")
@@ -206,6 +206,9 @@ class Config:
         chances = [a.flip, a.jitter, a.grayscale, *a.blur, *a.solarize]
         names = "--flip, --jitter, --grayscale, --blur and --solarize"
         _require(all(0 <= p <= 1 for p in chances), names, chances, "probabilities, between 0 and 1")
+        for name in ("brightness", "contrast", "saturation"):
+            _require(0 <= getattr(a, name) < math.inf, f"--{name}", getattr(a, name), "0 or more, and finite")
+        _require(0 <= a.hue <= 0.5, "--hue", a.hue, "between 0 and 0.5, which is half a turn")
         _check_method(self.settings)
         _require(self.data.size >= 4, "--size", self.data.size, "at least 4")
         _require(0 < self.data.held_out < 1, "--held-out", self.data.held_out, "between 0 and 1")
@@ -218,7 +221,9 @@ class Config:
         low, high = self.augment.crop_ratio
         _require(0 < low <= high, "--crop-ratio", self.augment.crop_ratio, "two numbers, 0 < low <= high")
         kernel = self.augment.blur_kernel
-        _require(kernel is None or kernel % 2 == 1, "--blur-kernel", kernel, "odd")
+        _require(kernel is None or (kernel > 0 and kernel % 2 == 1), "--blur-kernel", kernel, "positive and odd")
+        low, high = self.augment.blur_sigma
+        _require(0 < low <= high < math.inf, "--blur-sigma", self.augment.blur_sigma, "two numbers, 0 < low <= high")
         resize = self.data.resize
         _require(resize is None or resize >= self.data.size, "--resize", resize, f"SIZE ({self.data.size}) or more")
         micro, accumulate = self.optimizer.batch, self.optimizer.accumulate

@@ -67,8 +67,10 @@ def describe(model: "Method") -> dict[str, Any]:
 
 def save_model(model: "Method", path: str | Path) -> Path:
     """Write a model's weights and description; see :meth:`Method.save`."""
+    from vje.evaluation.features import weights_fingerprint
+
     file = Path(path) if str(path).endswith(".safetensors") else Path(path) / "model.safetensors"
-    description = describe(model)
+    description = describe(model) | {"weights": weights_fingerprint(model)[:16]}  # what is measured of it says the same
     weights = {name: x.detach().cpu().contiguous().clone() for name, x in model.state_dict().items()}
     write_atomically(file, save(weights, metadata={"format": FORMAT}))
     write_json(file.with_suffix(".json"), description)

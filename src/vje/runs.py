@@ -27,6 +27,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,23 +163,34 @@ class RunFolder:
     def out_of_date(self, name: str) -> str:
         """Why the result in ``RUN/<name>.json`` is not that of the model that is here now, in words; empty if it is.
 
-        Times and what the files say of themselves decide, as the model's fingerprint would need torch.
+        The fingerprints of weights in ``model.json`` and in the result decide. Where one has none, being of an earlier
+        version of this program, times and what other results say of themselves do.
         """
-        reason, weights = self._superseded(name), self.read(name).get("weights")
-        if reason or weights is None:
+        reason, weights = self.superseded(name), self.read(name).get("weights")
+        if reason or weights is None or self._weights() is not None:
             return reason
-        others = [other for other in RESULTS if (self.path / f"{other}.json").exists() and not self._superseded(other)]
+        others = [other for other in RESULTS if (self.path / f"{other}.json").exists() and not self.superseded(other)]
         dated = [(self._changed(other), other) for other in others if self.read(other).get("weights") is not None]
         newest = max(dated)[1]
         return "" if self.read(newest)["weights"] == weights else f"of other weights than {newest}.json"
 
-    def _superseded(self, name: str) -> str:
-        """Why a result cannot be that of the trained model, if there is one."""
+    def superseded(self, name: str) -> str:
+        """Why a result cannot be that of the trained model, in words, if there is one; other results are not asked."""
+        ours, theirs = self.read(name).get("weights"), self._weights()
+        if ours is not None and theirs is not None:
+            return "" if ours == theirs else "of other weights than the model"
         if not self.model_file.exists():
             return ""
         if self._changed(name) < self.model_file.stat().st_mtime_ns:
             return "older than the model"
         return "from before the end of training" if self.read(name).get("finished") is False else ""
+
+    def _weights(self) -> str | None:
+        """Fingerprint of the trained model's weights, if its description has one."""
+        with suppress(UserError, OSError):  # there is none, or it is damaged
+            found = self.read("model").get("weights")
+            return found if isinstance(found, str) else None
+        return None
 
     def _changed(self, name: str) -> int:
         return (self.path / f"{name}.json").stat().st_mtime_ns

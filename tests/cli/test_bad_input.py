@@ -193,6 +193,14 @@ def test_settings_that_a_method_cannot_work_with(refused, tmp_path, tiny, method
     refused("train", "folder", "--method", method, "--data", data, "--out", out, *tiny, *options, words=words)
 
 
+def test_class_numbers_that_would_make_an_enormous_classifier(refused, tmp_path, tiny):
+    data, out = tmp_path / "set.npz", tmp_path / "run"
+    np.savez(data, train_images=images(), train_labels=np.where(np.arange(len(images())) % 2, 3, 10**9))
+    words = ["largest class number is 1,000,000,000, and there are 2 classes", "--labels FILE"]
+    refused("train", "folder", "--method", "supervised", "--data", data, "--out", out, *tiny, words=words)
+    assert not out.exists()
+
+
 def test_classes_to_tell_apart_when_there_is_one(refused, tmp_path, tiny):
     """The only label is not 0, so counting up to it would find four."""
     data, out = tmp_path / "set.npz", tmp_path / "run"

@@ -117,6 +117,12 @@ def test_a_near_neighbour_outvotes_several_far_ones():
     assert knn_predict(bank, labels, query, 4, temperature=100.0).tolist() == [1]  # nearly equal votes
 
 
+def test_class_numbers_may_be_enormous():
+    bank, queries = torch.eye(3), torch.eye(3)[[2, 0, 1]]
+    labels = torch.tensor([3, 10**12, 7])
+    assert knn_predict(bank, labels, queries, 1, 0.07).tolist() == [7, 3, 10**12]
+
+
 def test_classes_may_have_gaps_and_the_test_set_others():
     bank, labels = torch.eye(3), torch.tensor([4, 900, 17])
     assert knn_accuracy(bank, labels, torch.eye(3), labels, k=1) == 100.0

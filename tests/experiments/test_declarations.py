@@ -186,6 +186,12 @@ def test_a_declaration_of_ones_own_is_checked(tmp_path, text, message):
         load_experiment(str(file))
 
 
+def test_a_declaration_says_what_it_is_about(tmp_path):
+    (tmp_path / "mine.toml").touch()
+    with pytest.raises(UserError, match=r'mine.toml has no `about = "\.\.\."`'):
+        load_experiment(str(tmp_path / "mine.toml"))
+
+
 def test_the_declaration_in_the_documentation(tmp_path):
     """It is a table of its own: the recipe's epochs, and nothing is called the paper's."""
     text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()

@@ -124,6 +124,8 @@ def test_an_unknown_name_is_answered_with_near_ones():
         build_encoder("resnt18")
     suggestions = str(error.value).split("did you mean ")[1].rstrip("?").split(" or ")
     assert len(suggestions) == len(set(suggestions))
+    with pytest.raises(ValueError, match=r"'xqz'; there are resnet8, .*resnet18.* and timm's"):
+        build_encoder("xqz")
 
 
 def test_bad_normalizations_are_refused():

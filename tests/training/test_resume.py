@@ -237,6 +237,7 @@ def test_a_finished_run_says_so(finished, capsys):
         (["--target", "stop-gradient"], ["--target ema -> stop-gradient cannot be changed"]),
         (["--lr", "0.02", "--extend"], ["--lr 0.01 -> 0.02 cannot be changed on resume"]),
         (["--epochs", "3"], ["--epochs 2 -> 3 cannot be changed", "cosine", "--extend"]),
+        (["--epochs", "1", "--extend"], ["--extend is for more epochs, and --epochs 1 is fewer than the run's 2"]),
         (["--out", "elsewhere"], ["--out cannot be given with --resume"]),
     ],
 )

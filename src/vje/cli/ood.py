@@ -1,5 +1,6 @@
 """``vje ood RUN...``: the OpenOOD v1.5 benchmark, or sets of one's own, for every score."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +69,8 @@ def run(arguments: list[str]) -> int:
     folders = distinct(RunFolder.open(path) for path in options.runs)
     for folder in folders:
         check_asked(folder, options)
+        if not os.access(folder.path, os.W_OK):
+            raise UserError(f"the results of `vje ood` go to {folder.path}, which cannot be written to: copy the run.")
     differing = _check_alike(folders)
     if len(folders) > 1:
         check_same_images(folders, options)

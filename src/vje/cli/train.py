@@ -163,6 +163,10 @@ def _check_changes(stored: Config, config: Config, extend: bool) -> None:
     """Refuse what would make the run's past untrue."""
     for name, (old, new, free) in changed_fields(stored, config).items():
         option = "--" + name.replace("_", "-")
+        if name == "epochs" and extend and new < old:
+            raise UserError(
+                f"--extend is for more epochs, and {option} {new} is fewer than the run's {old}: start a new run."
+            )
         if name == "epochs" and extend:
             print(f"{option} {old} -> {new}: from here on the schedules are those of a run of {new} epochs.")
         elif name == "epochs":

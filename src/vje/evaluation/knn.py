@@ -51,14 +51,14 @@ def knn_predict(bank: Tensor, bank_labels: Tensor, queries: Tensor, k: int, temp
     if len(bank) != len(bank_labels):
         raise ValueError(f"{len(bank)} features and {len(bank_labels)} labels in the bank")
     k = min(k, len(bank))
-    classes = int(bank_labels.max()) + 1
+    classes, bank_labels = bank_labels.unique(return_inverse=True)  # class numbers may be far apart
     bank = normalize(bank.float(), dim=1)
     rows = max(1, CHUNK // len(bank))
     predictions = []
     for chunk in queries.split(rows):
         similarity, nearest = (normalize(chunk.float(), dim=1) @ bank.T).topk(k, dim=1)  # [rows, k]
-        votes = torch.zeros(len(chunk), classes, device=bank.device)
+        votes = torch.zeros(len(chunk), len(classes), device=bank.device)
         weights = ((similarity - similarity[:, :1]) / temperature).exp()  # the shift cancels, and keeps exp in range
         votes.scatter_add_(1, bank_labels[nearest], weights)
-        predictions.append(votes.argmax(1))
+        predictions.append(classes[votes.argmax(1)])
     return torch.cat(predictions)

@@ -192,6 +192,8 @@ def _read(text: str, name: str, usual: dict[str, Any] | None = None) -> Experime
         values = {**(usual or {}), **tomllib.loads(text)}
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{name}.toml is not valid TOML: {error}.") from None
+    if "about" not in values:
+        raise UserError(f'{name}.toml has no `about = "..."`, the line that says what the table shows.')
     lines = {kind: _lines(values.pop(kind, []), kind, f"{name}.toml") for kind in ("columns", "rows", "strips")}
     plain = from_dict(Experiment, {"name": name, **values}, f"{name}.toml")
     experiment = Experiment(**{**vars(plain), **lines})

@@ -200,14 +200,14 @@ def profile_state(out: Path) -> str:
 
 
 def is_fresh(folder: RunFolder, file: str) -> bool:
-    """Whether a run's evaluation is there, with the usual settings, and not older than its model if that was kept."""
+    """Whether a run's evaluation is there, with the usual settings, and that of its model as it is now."""
     path = folder.path / f"{file}.json"
     try:
         if not path.exists() or unusual(folder, file) or (file == "ood" and not _of_the_benchmark(folder)):
             return False
+        return not folder.superseded(file)
     except Damaged:
         return False
-    return is_record(folder) or path.stat().st_mtime >= folder.model_file.stat().st_mtime
 
 
 def _of_the_benchmark(folder: RunFolder) -> bool:

@@ -142,7 +142,8 @@ def _timm_model(architecture: Architecture, pretrained: bool) -> tuple[nn.Module
         raise ValueError(f"there are no pretrained weights for {architecture.name}; choose a timm model")
     if not timm.is_model(base):
         close = difflib.get_close_matches(base, {*_RESNETS, *timm.list_models()}, n=3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        known = f"; there are {', '.join(_RESNETS)} and timm's, such as convnext_tiny"
+        hint = f"; did you mean {' or '.join(close)}?" if close else known
         raise ValueError(f"no encoder is called {architecture.name!r}{hint}")
     if architecture.normalization != "batch":
         raise ValueError(f"normalization={architecture.normalization!r} is for torchvision ResNets, not timm models")

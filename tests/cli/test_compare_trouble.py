@@ -1,0 +1,73 @@
+"""``vje compare`` of folders that are copies of each other, or damaged: it says so, and shows the rest."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from vje.config import to_dict
+from vje.recipes import load_recipe
+from vje.runs import RunFolder
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """``make_run(name, seed)``: a finished run with an evaluation of its own model."""
+
+    def make(name, seed=0):
+        config = load_recipe("digits")
+        config = replace(config, run=replace(config.run, seed=seed), optimizer=replace(config.optimizer, epochs=1))
+        folder = RunFolder.create(tmp_path / name)
+        folder.write("config", to_dict(config))
+        folder.append(folder.metrics_file, {"epoch": 1, "step": 1, "knn": {"z": 60.0 + seed}})
+        folder.model_file.touch()
+        folder.write("model", {"weights": f"of seed {seed}"})
+        folder.write("evaluation", {"weights": f"of seed {seed}", "finished": True, "knn": {"z": 70.0 + seed}})
+        return folder
+
+    return make
+
+
+def test_a_seed_that_is_there_twice_is_told(vje, make_run, tmp_path):
+    first, second = make_run("first"), make_run("second", seed=1)
+    shutil.copytree(first.path, tmp_path / "copy")
+    alone = vje("compare", first.path, second.path, "--out", tmp_path / "c")
+    assert "each counts" not in alone.out
+    answer = vje("compare", first.path, second.path, tmp_path / "copy", "--out", tmp_path / "c")
+    assert f"each counts, though seed 0 is the same: {first.path}, {tmp_path / 'copy'}" in answer.out
+
+
+def test_a_damaged_result_is_left_out_and_the_others_are_shown(vje, make_run, tmp_path):
+    whole, damaged = make_run("whole"), make_run("damaged", seed=1)
+    file = damaged.path / "evaluation.json"
+    file.write_text("{")
+    answer = vje("compare", whole.path, damaged.path, "--out", tmp_path / "c")
+    assert answer.status == 0, answer.err
+    assert f"left out: {file}, which is damaged; `vje evaluate {damaged.path}` makes it anew" in answer.out
+    values = json.loads((tmp_path / "c.json").read_text())["groups"][0]["values"]
+    assert values["k-NN z"]["mean"] == pytest.approx((70.0 + 61.0) / 2)  # of the other run, training's own
+
+
+def test_ood_of_a_run_that_cannot_be_written_to_is_refused_before_it_is_measured(vje, make_run, monkeypatch):
+    run = make_run("run")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    answer = vje("ood", run.path, "--id", "digits", "--ood", "x=digits")
+    assert answer.status == 2 and f"go to {run.path}, which cannot be written to" in answer.err
+
+
+def test_copying_a_run_neither_ages_nor_renews_its_results(vje, make_run, tmp_path):
+    run = make_run("run")
+    run.write("probe", {"weights": "of an earlier model", "spaces": {"z": {"top1": 99.0}}})
+    copy = tmp_path / "copy"
+    for order in (["evaluation.json", "probe.json", "model.safetensors"], ["model.safetensors", "evaluation.json"]):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run.path, copy)
+        for at, name in enumerate(order):
+            (copy / name).touch()
+            os.utime(copy / name, (at, at))
+        answer = vje("compare", copy, "--out", tmp_path / "c")
+        assert "70.00" in answer.out and "99.00" not in answer.out
+        assert f"left out: {copy / 'probe.json'}, of other weights than the model;" in answer.out
+        assert "evaluation.json" not in answer.out
