@@ -204,6 +204,18 @@ def distinct(folders: Iterable[RunFolder]) -> list[RunFolder]:
     return list(found.values())
 
 
+def repeated_seeds(runs: Iterable[tuple[int, RunFolder]]) -> list[str]:
+    """A line for each seed that several runs have: their mean is over fewer seeds than it seems.
+
+    >>> repeated_seeds([(0, RunFolder(Path("a"))), (1, RunFolder(Path("b"))), (0, RunFolder(Path("c")))])
+    ['each counts, though seed 0 is the same: a, c']
+    """
+    places: dict[int, list[str]] = {}
+    for seed, folder in runs:
+        places.setdefault(seed, []).append(str(folder.path))
+    return [f"each counts, though seed {n} is the same: {', '.join(x)}" for n, x in places.items() if len(x) > 1]
+
+
 def free_names(path: Path) -> Iterator[Path]:
     """``path``, ``path-2``, ``path-3``, ... without those that are taken.
 

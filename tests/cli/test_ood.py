@@ -114,7 +114,10 @@ def test_several_runs_give_mean_and_deviation(
     leaf = json.loads(out.read_text())["summary"]["nll"]["near"]
     assert leaf == pytest.approx({"mean": np.mean(values), "std": np.std(values, ddof=1)})
     printed = capsys.readouterr().out
-    assert "±" in printed and "differ" not in printed
+    assert "±" in printed and "differ" not in printed and "each counts" not in printed
+    shutil.copytree(runs[0], tmp_path / "copy")
+    assert main(["ood", *map(str, [*runs, tmp_path / "copy"]), "--no-detectors", "--device", "cpu"]) == 0
+    assert f"each counts, though seed 0 is the same: {runs[0]}, {tmp_path / 'copy'}" in capsys.readouterr().out
     assert "classifier" not in json.loads((runs[0] / "ood.json").read_text())
 
 

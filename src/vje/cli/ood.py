@@ -12,7 +12,7 @@ from vje.cli.ood_sets import check_asked, check_same_images
 from vje.config import stored_config
 from vje.errors import UserError, command
 from vje.ood.names import title
-from vje.runs import RunFolder, distinct, write_json
+from vje.runs import RunFolder, distinct, repeated_seeds, write_json
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> int:
     options = replace(options, views=options.views or stored_config(folders[0]).run.ood_views)
     results = [measure(folder, options) for folder in folders]
     _print(results, folders)
-    for line in differing:
+    for line in differing or repeated_seeds(zip((r["seed"] for r in results), folders, strict=True)):
         print(line)
     if len(results) > 1:
         from vje.ood.protocol import mean_and_std

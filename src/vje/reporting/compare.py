@@ -14,7 +14,7 @@ from vje.reporting.figures import save_figure
 from vje.reporting.ood_columns import Images, benchmark_images, differ, ood_columns, ood_scores
 from vje.reporting.own_sets import own_images, own_options
 from vje.reporting.records import is_number, read_epochs, read_failure
-from vje.runs import COMMANDS, Damaged, RunFolder, distinct
+from vje.runs import COMMANDS, Damaged, RunFolder, distinct, repeated_seeds
 
 MARK = "*"
 DIVERGED = "\u2020"
@@ -105,14 +105,7 @@ class Group:
             there = ", ".join(str(path / "ood.json") for path in paths)
             columns = ", ".join(apart)
             notes.append(f"left out: {columns} of {there}, on different images; `{again}` measures all on the same")
-        return notes + self._repeated()
-
-    def _repeated(self) -> list[str]:
-        """Seeds that several runs have, so that their mean is over fewer than it seems."""
-        seeds: dict[int, list[str]] = {}
-        for run in self.runs:
-            seeds.setdefault(run.config.run.seed, []).append(str(run.folder.path))
-        return [f"each counts, though seed {n} is the same: {', '.join(x)}" for n, x in seeds.items() if len(x) > 1]
+        return notes + repeated_seeds((run.config.run.seed, run.folder) for run in self.runs)
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Of each column, over the runs that have it: mean, sample standard deviation, how many, of all, not final."""
