@@ -54,13 +54,22 @@ def test_seeds_are_averaged_and_methods_stay_apart(vje, make_run, tmp_path):
     assert answer.status == 0, answer.err
     found = groups_of(tmp_path)
     assert found.keys() == {"cifar10", "cifar10-simsiam"}
-    assert found["cifar10"]["seeds"] == [0, 1, 2]
+    assert found["cifar10"]["seeds"] == [0, 1, 2] and found["cifar10"]["runs"] == [str(run) for run in runs]
+    assert found["cifar10"]["epochs_done"] == [20, 20, 20] and found["cifar10-simsiam"]["method"] == "simsiam"
     value = found["cifar10"]["values"]["k-NN z"]
     assert value["mean"] == pytest.approx(statistics.mean(knn))
     assert value["std"] == pytest.approx(statistics.stdev(knn))
     assert f"{statistics.mean(knn):.2f} ± {statistics.stdev(knn):.2f}" in answer.out
     assert found["cifar10"]["values"]["images/s"]["mean"] == 15_000
     assert (tmp_path / "c.png").stat().st_size > 5000
+    assert f"Written to {tmp_path / 'c.png'} and {tmp_path / 'c.json'}\n" in answer.out
+
+
+def test_without_a_name_the_files_are_called_comparison(vje, make_run, tmp_path, monkeypatch):
+    run = make_run("run")
+    monkeypatch.chdir(tmp_path)
+    assert vje("compare", run).status == 0
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["comparison.json", "comparison.png"]
 
 
 def test_what_the_posterior_is_like_stands_beside_accuracy(vje, make_run, tmp_path):
@@ -78,6 +87,24 @@ def test_settings_other_than_the_seed_make_groups_of_their_own(vje, make_run, tm
     runs = [make_run("a", recipe="cifar10-ema"), make_run("b", recipe="cifar10-ema", momentum=0.9, seed=1)]
     assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
     assert groups_of(tmp_path).keys() == {"cifar10-ema", "cifar10-ema (target_momentum 0.9)"}
+
+
+def test_settings_that_cannot_change_a_result_do_not_part_runs(vje, make_run, tmp_path):
+    runs = [make_run("a"), make_run("b", seed=1)]
+    config = RunFolder(runs[1]).read("config")
+    RunFolder(runs[1]).write("config", config | {"recipe": "mine", "run": config["run"] | {"knn_every": 3}})
+    assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
+    assert {name: group["seeds"] for name, group in groups_of(tmp_path).items()} == {"cifar10": [0, 1]}
+
+
+def test_where_the_data_was_is_said_only_if_it_tells_groups_apart(vje, make_run, tmp_path):
+    moved = make_run("moved")
+    config = RunFolder(moved).read("config")
+    RunFolder(moved).write("config", config | {"data": config["data"] | {"data": "mine/cifar10.npz"}})
+    assert vje("compare", moved, "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["cifar10"]
+    assert vje("compare", moved, make_run("usual"), "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["cifar10 (data mine/cifar10.npz)", "cifar10"]
 
 
 def test_names_say_what_differs_from_the_recipe_in_any_order(vje, make_run, tmp_path):
@@ -114,6 +141,14 @@ def test_the_full_evaluation_is_preferred_and_what_is_missing_stays_empty(vje, m
     assert "near OOD NLL" not in found["cifar10-simsiam"]["values"]
 
 
+def test_the_evaluation_is_shown_whatever_it_holds(vje, make_run, tmp_path):
+    found = {"knn": {"z": 81.5, "target": 64.0}, "posterior": {"variance": 1.0, "kl": 0.0}}  # of an older version
+    run = make_run("run", others={"target": 62.0}, evaluation=found)
+    assert vje("compare", run, "--out", tmp_path / "c").status == 0
+    values = {name: value["mean"] for name, value in groups_of(tmp_path)["cifar10"]["values"].items()}
+    assert values.items() >= {"k-NN z": 81.5, "k-NN target": 64.0, "KL": 0.0}.items()
+
+
 def cells_of(out, name):
     """A row of the printed table."""
     line = next(line for line in out.splitlines() if line.strip().startswith(f"{name} "))
@@ -131,6 +166,44 @@ def test_unfinished_runs_are_marked(vje, make_run, tmp_path):
     assert [found[name]["values"]["k-NN z"]["unfinished"] for name in ("cifar10", "cifar10-ema")] == [1, 0]
     answer = vje("compare", whole, "--out", tmp_path / "c")
     assert "*" not in answer.out
+
+
+def test_a_run_that_was_never_evaluated_is_marked_too(vje, make_run, tmp_path):
+    run = make_run("run", epochs=40)
+    (run / "metrics.jsonl").write_text('{"epoch": 10, "step": 10, "images_per_second": 9.0}\n')
+    answer = vje("compare", run, "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10") == ["cifar10", "1", "10/40*", "9"] and "* unfinished" in answer.out
+
+
+def test_a_model_without_a_record_of_its_training_is_finished(vje, make_run, tmp_path):
+    run = make_run("run", evaluation={"knn": {"k": 20, "z": 81.5}})
+    (run / "metrics.jsonl").unlink()
+    (run / "model.safetensors").touch()
+    os.utime(run / "model.safetensors", (1e9, 1e9))
+    answer = vje("compare", run, "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10") == ["cifar10", "1", "20", "81.50"] and "*" not in answer.out
+
+
+def test_a_run_that_goes_on_is_unfinished_though_it_has_a_model(vje, make_run, tmp_path):
+    run = make_run("run", epochs=40)
+    (run / "model.safetensors").touch()
+    assert cells_of(vje("compare", run, "--out", tmp_path / "c").out, "cifar10")[2:4] == ["20/40*", "80.00*"]
+
+
+def test_each_value_has_the_marks_of_the_runs_it_is_of(vje, make_run, tmp_path):
+    whole = make_run("whole", epochs=40, probe={"spaces": {"z": {"top1": 90.0}}})
+    RunFolder(whole).append(whole / "metrics.jsonl", {"epoch": 40, "step": 40})
+    failed = make_run("failed", seed=2, epochs=40, failed={"step": 27, "message": "no"})
+    answer = vje("compare", whole, make_run("part", seed=1, epochs=40), failed, "--out", tmp_path / "c")
+    marked = ["40, 20/40*, 20/40†", "80.00 ± 0.00*†", "90.00 (1 of 3)", "15,000"]
+    assert cells_of(answer.out, "cifar10") == ["cifar10", "3", *marked]
+    assert "* unfinished" in answer.out and answer.out.count("† diverged") == 1
+
+
+def test_a_run_that_reached_its_end_has_not_diverged(vje, make_run, tmp_path):
+    run = make_run("run", failed={"step": 7, "message": "no"})  # before it was continued
+    answer = vje("compare", run, "--out", tmp_path / "c")
+    assert cells_of(answer.out, "cifar10")[2:4] == ["20", "80.00"] and "†" not in answer.out
 
 
 def test_runs_that_diverged_are_marked_as_such(vje, make_run, tmp_path):
@@ -152,6 +225,23 @@ def test_epochs_without_a_speed_are_passed_over(vje, make_run, tmp_path):
     assert cells_of(vje("compare", run, "--out", tmp_path / "c").out, "cifar10")[2:] == ["30", "90.00", "15,000"]
 
 
+def test_what_is_no_number_is_passed_over(vje, make_run, tmp_path):
+    found = {"knn": {"k": 20, "z": "nan", "mean": 80.5}, "effective_rank": "inf"}
+    run = make_run("run", epochs=30, evaluation=found)
+    record = {"epoch": 30, "step": 30, "images_per_second": "inf", "knn": {"z": "nan"}}
+    RunFolder(run).append(run / "metrics.jsonl", record)
+    answer = vje("compare", run, "--out", tmp_path / "c")
+    assert answer.status == 0, answer.err
+    assert cells_of(answer.out, "cifar10")[2:] == ["30", "80.00", "80.50", "15,000"]
+
+
+def test_a_speed_of_some_of_the_runs_says_so(vje, make_run, tmp_path):
+    runs = [make_run("a"), make_run("b", seed=1)]
+    (runs[1] / "metrics.jsonl").write_text('{"epoch": 20, "step": 20, "knn": {"z": 80.0}}\n')
+    cells = cells_of(vje("compare", *runs, "--out", tmp_path / "c").out, "cifar10")
+    assert cells[3:] == ["80.00 ± 0.00", "15,000 (1 of 2)"]
+
+
 def test_the_speed_is_the_median_of_the_epochs(vje, make_run, tmp_path):
     run = make_run("run", epochs=30)
     RunFolder(run).append(run / "metrics.jsonl", {"epoch": 30, "step": 30, "images_per_second": 12_000.0})
@@ -161,8 +251,9 @@ def test_the_speed_is_the_median_of_the_epochs(vje, make_run, tmp_path):
 def test_a_mean_with_an_unfinished_seed_is_marked(vje, make_run, tmp_path):
     runs = [make_run(f"s{seed}", seed=seed, epochs=40, probe={"spaces": {"z": {"top1": 90.0}}}) for seed in (0, 1)]
     RunFolder(runs[0]).append(runs[0] / "metrics.jsonl", {"epoch": 40, "step": 40, "images_per_second": 1.0})
-    cells = cells_of(vje("compare", *runs, "--out", tmp_path / "c").out, "cifar10")
-    assert cells[:5] == ["cifar10", "2", "40, 20/40*", "80.00 ± 0.00*", "90.00 ± 0.00*"]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    marked = ["40, 20/40*", "80.00 ± 0.00*", "90.00 ± 0.00*"]
+    assert cells_of(answer.out, "cifar10")[:5] == ["cifar10", "2", *marked] and "* unfinished" in answer.out
 
 
 def test_a_result_from_before_the_end_of_training_is_marked(vje, make_run, tmp_path):
@@ -238,8 +329,18 @@ def benchmark(prints=None, partial=(), **counts):
         (benchmark(), benchmark(textures=1_200), ["near"]),
         (benchmark("abcd"), benchmark(tin=10), ["far"]),
         (benchmark("abcd"), benchmark(), ["near", "far"]),
+        (benchmark("abcd"), {"summary": benchmark()["summary"]}, ["near", "far"]),
     ],
-    ids=["the same", "a far set", "a near set", "in-distribution", "other counts", "one without prints", "alike"],
+    ids=[
+        "the same",
+        "a far set",
+        "a near set",
+        "in-distribution",
+        "other counts",
+        "one without prints",
+        "alike",
+        "mute",
+    ],
 )
 def test_ood_of_different_images_is_not_averaged(vje, make_run, tmp_path, one, other, left):
     runs = [make_run(f"s{seed}", seed=seed, ood=ood) for seed, ood in enumerate((one, other))]
@@ -253,6 +354,70 @@ def test_ood_of_different_images_is_not_averaged(vje, make_run, tmp_path, one, o
     assert group["notes"] == notes and answer.out.count("on different images") == len(notes)
     apart = [runs[0], make_run("other", recipe="cifar10-simsiam", ood=other)]
     assert "left out" not in vje("compare", *apart, "--out", tmp_path / "c").out  # nothing is averaged there
+
+
+@pytest.mark.parametrize(("changed", "left"), [("cifar10", "far"), ("svhn", "near")])
+def test_cifar10_is_near_to_cifar100(vje, make_run, tmp_path, changed, left):
+    images = {"id": "a", "cifar10": "b", "svhn": "c"}
+    found = {"data": "cifar100", "summary": {"knn": {"near": 89.0, "far": 94.0, "avg": 91.5}}}
+    results = [found | {"images": images}, found | {"images": images | {changed: "x"}}]
+    runs = [make_run(f"s{seed}", recipe="cifar100", seed=seed, ood=each) for seed, each in enumerate(results)]
+    assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
+    assert [name for name in groups_of(tmp_path)["cifar100"]["values"] if "OOD" in name] == [f"{left} OOD k-NN"]
+
+
+def test_only_runs_with_the_figure_are_said_to_be_on_different_images(vje, make_run, tmp_path):
+    results = [benchmark("abcd"), benchmark("abcx"), benchmark("abcd") | {"missing": {"far": ["svhn"]}}]
+    runs = [make_run(f"s{seed}", seed=seed, ood=ood) for seed, ood in enumerate(results)]
+    assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
+    group = groups_of(tmp_path)["cifar10"]
+    assert group["values"]["near OOD k-NN"]["runs"] == 3 and "far OOD k-NN" not in group["values"]
+    files = ", ".join(str(run / "ood.json") for run in runs[:2])
+    assert group["notes"][-1] == (
+        f"left out: far OOD k-NN of {files}, on different images; "
+        f"`vje ood {runs[0]} {runs[1]} --data-dir PATH` measures all on the same"
+    )
+
+
+def test_a_figure_that_is_no_number_keeps_no_other_out(vje, make_run, tmp_path):
+    broken = benchmark("xbcd") | {"summary": {"knn": {"near": "nan", "far": "nan", "avg": "nan"}}}
+    runs = [make_run("a", ood=benchmark("abcd")), make_run("b", seed=1, ood=broken)]
+    assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
+    values = groups_of(tmp_path)["cifar10"]["values"]
+    assert (values["near OOD k-NN"]["mean"], values["near OOD k-NN"]["runs"]) == (89.0, 1)
+
+
+def test_a_benchmark_without_any_near_set_is_still_one(vje, make_run, tmp_path):
+    part = {"summary": {"knn": {"far": 94.0, "avg": 94.0}}, "missing": {"near": ["cifar100", "tin"]}}
+    run = make_run("run", ood=benchmark() | part)
+    assert vje("compare", run, "--out", tmp_path / "c").status == 0
+    values = groups_of(tmp_path)["cifar10"]["values"]
+    assert {name: value["mean"] for name, value in values.items() if "OOD" in name} == {"far OOD k-NN": 94.0}
+
+
+def test_sets_that_are_not_the_protocols_are_marked_where_they_are_shown(vje, make_run, tmp_path):
+    found = benchmark(partial=["textures"], textures=1_200)
+    part = make_run("part", ood=found)
+    older = make_run("older", seed=1, ood={name: value for name, value in found.items() if name != "partial"})
+    assert "far OOD k-NN*" in vje("compare", part, older, "--out", tmp_path / "c").out
+    assert groups_of(tmp_path)["cifar10"]["partial"] == {"far OOD k-NN": ["textures"]}
+    whole = make_run("whole", seed=2, ood=benchmark())
+    answer = vje("compare", part, whole, "--out", tmp_path / "c")  # of different images: not shown at all
+    assert groups_of(tmp_path)["cifar10"]["partial"] == {} and "the protocol's" not in answer.out
+
+
+def test_whose_sets_are_not_the_protocols_is_said_if_others_are(vje, make_run, tmp_path):
+    found = benchmark(partial=["textures"], textures=1_200)
+    part, alike = make_run("part", ood=found), make_run("alike", recipe="cifar10-simsiam", ood=found)
+    whole = make_run("whole", recipe="cifar10-ema", ood=benchmark())
+
+    def note(*others):
+        out = vje("compare", part, *others, "--out", tmp_path / "c").out
+        (line,) = (line for line in out.splitlines() if "own image list" in line)
+        return line.partition(": ")[2]
+
+    assert note(alike) == note(make_run("bare", recipe="cifar10-byol")) == note(make_run("seed", seed=1)) == "textures"
+    assert note(whole) == "textures (cifar10)"
 
 
 def test_sets_that_are_not_the_protocols_are_marked(vje, make_run, tmp_path):
@@ -299,6 +464,32 @@ def test_sets_of_ones_own_have_columns(vje, make_run, tmp_path):
             "OOD k-NN (inbox against dots)": 60.0,
         }
     assert "(inbox against dots)" in answer.out and "ViM" not in answer.out
+    assert "OOD NLL (inbox" not in answer.out  # the second half of a head is below the first
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [("mine/inbox.npz", "inbox"), ("mine/2024.05", "2024.05"), ("svhn", "svhn"), (".", "images")]
+)
+def test_images_of_ones_own_are_called_what_their_folder_is(vje, make_run, tmp_path, data, name):
+    assert vje("compare", make_run("run", ood=own_sets(data=data)), "--out", tmp_path / "c").status == 0
+    assert f"OOD NLL ({name} against noise)" in groups_of(tmp_path)["cifar10"]["values"]
+
+
+def test_older_results_with_the_same_inputs_are_compared(vje, make_run, tmp_path):
+    found = {name: value for name, value in own_sets(inputs="5").items() if name != "images"}
+    runs = [make_run("a", ood=found), make_run("b", recipe="cifar10-simsiam", ood=found)]
+    assert "left out" not in vje("compare", *runs, "--out", tmp_path / "c").out
+    assert all("OOD NLL (inbox against noise)" in group["values"] for group in groups_of(tmp_path).values())
+
+
+def test_what_is_left_out_marks_nothing_and_takes_no_note_away(vje, make_run, tmp_path):
+    lacking = {"spaces": {"z": {"top1": 90.0}}, "lacking": 2}
+    one = make_run("a", ood=own_sets(finished=False), probe=lacking)
+    other = make_run("b", recipe="cifar10-simsiam", ood=own_sets(images={"id": "9"}))
+    answer = vje("compare", one, other, "--out", tmp_path / "c")
+    probe, images = groups_of(tmp_path)["cifar10"]["notes"]
+    assert "probe.json, without 2 of the run's images" in probe and "on other images than another run's" in images
+    assert "*" not in answer.out
 
 
 @pytest.mark.parametrize(
@@ -378,7 +569,7 @@ def test_probes_of_another_protocol_have_columns_of_their_own(vje, make_run, tmp
     assert all(word in answer.out for word in title.split(" ("))
 
 
-@pytest.mark.parametrize("given", ["cmp-lr0.1", "cmp-lr0.1.png", "cmp-lr0.1.json"])
+@pytest.mark.parametrize("given", ["cmp-lr0.1", "cmp-lr0.1.png", "cmp-lr0.1.json", "cmp-lr0.1.PNG"])
 def test_a_name_with_dots_is_kept(vje, make_run, tmp_path, given):
     assert vje("compare", make_run("run"), "--out", tmp_path / given).status == 0
     assert sorted(file.name for file in tmp_path.glob("cmp*")) == ["cmp-lr0.1.json", "cmp-lr0.1.png"]

@@ -10,8 +10,12 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 import vje
+from vje.cli.evaluate import run_config
 from vje.cli.main import main
+from vje.cli.ood import Options
+from vje.cli.ood_sets import open_sets
 from vje.config import to_dict
+from vje.data.registry import open_data
 from vje.methods import find_method
 from vje.preprocessing import Preprocessing
 from vje.recipes import load_recipe
@@ -245,6 +249,31 @@ def test_runs_whose_sets_hold_different_images_are_refused(
     assert main([*words, "--data-dir", str(data_dir)]) == 0
     printed = capsys.readouterr().out
     assert "2 runs" in printed and printed.count("mnist is left out") == 2  # once a run
+
+
+def test_without_any_set_it_is_said_how_to_get_them(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in SETS:
+        (data_dir / f"{name}.npz").unlink()
+    assert main(["ood", str(make_run(tmp_path / "run", data_dir, 0)), "--device", "cpu"]) == 2
+    printed = capsys.readouterr()
+    assert f"none of the benchmark's data sets is in {data_dir}; see above" in printed.err
+    for name in (*SETS, "mnist", "places"):
+        assert f"Put {name}.npz (array test_images) or a folder {name}/ into {data_dir}" in printed.out
+
+
+def test_hyper_parameters_are_chosen_on_validation_images_of_both_kinds(tmp_path: Path, data_dir: Path) -> None:
+    folder = RunFolder(make_run(tmp_path / "run", data_dir, 0))
+
+    def validation() -> list[str] | None:
+        found = open_sets(folder, run_config(folder, None, None), Options((folder.path,))).validation
+        return None if found is None else [source.fingerprint() for source in found]
+
+    inside = open_data("cifar10", data_dir).test.subset(range(1000))  # the first 100 of each class
+    assert validation() == [inside.fingerprint(), open_data("tin", data_dir).val.fingerprint()]
+    np.savez(data_dir / "tin.npz", test_images=pixels(9, 5))
+    assert validation() is None
 
 
 def test_other_settings_are_said_and_a_folder_counts_once(

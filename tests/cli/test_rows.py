@@ -1,9 +1,13 @@
 import errno
+import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.table import Table
 
-from vje.cli.rows import CsvTable, check_header, whole_rows
+from vje.cli.rows import CsvTable, ParquetTable, check_header, whole_rows
+from vje.cli.tables import print_whole
 from vje.errors import UserError
 
 
@@ -46,7 +50,83 @@ def test_whole_rows(tmp_path: Path) -> None:
     file.write_bytes(b"file,error\na,b,c\n")
     with pytest.raises(UserError, match="row 2 has 3 values and not 2"):
         list(whole_rows(file, ["file", "error"]))
+    file.write_bytes(b"file,error\na,b\nc\n")
+    with pytest.raises(UserError, match="row 3 has 1 values and not 2"):
+        list(whole_rows(file, ["file", "error"]))
+    with pytest.raises(UserError, match=r"its columns are not file, reason.* or replace it with --force"):
+        list(whole_rows(file, ["file", "reason"]))
     file.write_bytes(b"file,er")
     check_header(file, ["file", "error"])
     with pytest.raises(UserError, match="cannot be continued"):
         check_header(file, ["file", "reason"])
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (BrokenPipeError(errno.EPIPE, "no"), BrokenPipeError, "no"),
+        (OSError(errno.ENOSPC, "no"), UserError, r"cannot write to standard output \(no\): free some space"),
+    ],
+    ids=["a reader that has seen enough", "a full disk"],
+)
+def test_standard_output_that_takes_no_more(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, raised: type[Exception], words: str
+) -> None:
+    class Output(io.BytesIO):
+        def flush(self) -> None:
+            raise error
+
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=Output()))
+    with pytest.raises(raised, match=words):
+        CsvTable(None, ["file"])
+
+
+def test_a_parquet_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "a.parquet"
+    table = ParquetTable(file, {"file": "string", "score": "float32"})
+    table.write([["\udcff.png", 1.5], ["b", None]])  # a name that is not valid Unicode
+    assert not file.exists()
+    table.close()
+    assert parquet.read_table(file).to_pydict() == {"file": ["?.png", "b"], "score": [1.5, None]}
+    again = ParquetTable(file, {"file": "string"})
+    again.write([["c"]])
+    again.abandon()
+    assert list(tmp_path.iterdir()) == [file] and parquet.read_table(file).num_rows == 2
+
+
+@pytest.mark.parametrize("when", ["__init__", "write_table", "close"])
+def test_a_parquet_file_on_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    left = [OSError(errno.ENOSPC, "no")]
+
+    def fail(*_: object) -> None:
+        if left:
+            (tmp_path / ".a.parquet.partial").touch()
+            raise left.pop()
+
+    def write() -> None:
+        table = ParquetTable(tmp_path / "a.parquet", {"file": "string"})
+        try:
+            table.write([["a"]])
+        except BaseException:
+            table.abandon()
+            raise
+        table.close()
+
+    monkeypatch.setattr(parquet.ParquetWriter, when, fail)
+    with pytest.raises(UserError, match=r"cannot write .*a\.parquet \(no\): free some space"):
+        write()
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_in_tables_are_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    table = Table("[bold]name", ":warning:")
+    table.add_row("a" * 40, "[red]b")
+    print_whole(table, "a [b]title")
+    out = capsys.readouterr().out
+    assert out.startswith("a [b]title\n")
+    assert all(text in out for text in ("[bold]name", ":warning:", "a" * 40, "[red]b"))

@@ -65,6 +65,15 @@ def test_curves_of_groups_are_means_over_epochs(make_run, tmp_path):
     ]
 
 
+def test_a_page_without_curves_says_so(make_run, tmp_path):
+    run = make_run("a")
+    page = compare_page([run], tmp_path / "x.html")
+    assert 'id="curves"' in page and "None was recorded." not in page
+    run.metrics_file.write_text('{"epoch": 20, "step": 20}\n')
+    page = compare_page([run], tmp_path / "x.html")
+    assert 'id="curves"' not in page and "None was recorded." in page
+
+
 def test_links_lead_to_pages_of_folders_with_any_name(make_run, tmp_path):
     odd, other = make_run("100% <b>#1"), make_run("other", seed=1)
     (odd.path / "report.html").touch()
@@ -76,9 +85,9 @@ def test_links_lead_to_pages_of_folders_with_any_name(make_run, tmp_path):
 
 def test_marks_and_what_was_left_out_are_on_the_page(make_run, tmp_path):
     ood = {"summary": {"nll": {"near": 88.0}}, "data": "cifar10", "partial": ["id"], "counts": {"id": 9, "tin": 8}}
-    run = make_run("<b>", ood=ood, evaluation={"effective_rank": 2.0, "lacking": 3})
+    run = make_run("<b>", ood=ood, evaluation={"effective_rank": 2.0, "lacking": 1234})
     page = compare_page([run], tmp_path / "x.html")
     assert table_of(page)[0] == ["run", "runs", "epochs", "k-NN z", "near OOD NLL*"]
     _, partial, left_out, *_ = re.findall(r'<p class="note">([^<]*)</p>', page)
     assert partial == "* not the protocol&#x27;s own image list (other counts): cifar10"
-    assert "&lt;b&gt;/evaluation.json, without 3 of the run&#x27;s images;" in left_out
+    assert "&lt;b&gt;/evaluation.json, without 1,234 of the run&#x27;s images;" in left_out

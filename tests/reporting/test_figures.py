@@ -120,6 +120,24 @@ def test_compared_runs_are_a_mean_in_a_band_of_one_deviation(drawn, tmp_path):
     assert band_of(axis) == pytest.approx(expected)
 
 
+def test_a_label_says_what_a_run_reached_last_and_whether_that_is_all(drawn, tmp_path):
+    states = {"a": {"done": 16}, "b": {"done": 16, "diverged": 3}, "c": {}}
+    folder, config, curve = RunFolder(tmp_path), load_recipe("digits"), [(9, 70.0), (16, 60.0)]
+    groups = [Group(name, [Run(folder, config, {}, curve, **state)]) for name, state in states.items()]
+    save_comparison(tmp_path / "x.png", [*groups, Group("d", [Run(folder, config, {}, curve[:1])])])
+    lines = drawn["compare"].axes[0].lines
+    assert [line.get_label() for line in lines] == [
+        "a (60.0, unfinished)",
+        "b (60.0, diverged)",
+        "c (60.0)",
+        "d (70.0)",
+    ]
+    assert points_of(lines[0]) == [(9, 70), (16, 60)]
+    assert lines[3].get_marker() == "."  # a line of one point would not be seen
+    save_comparison(tmp_path / "x.png", [])
+    assert drawn["compare"].axes[0].get_legend() is None
+
+
 def test_panels_have_lines_in_bands_of_one_deviation(drawn, tmp_path):
     curves = {("KL", "digits"): {"all": [(1, 5.0, 0.5), (2, 7.0, 1.5)]}}
     save_panels(tmp_path / "x.png", ["digits"], ["variance", "KL"], curves)

@@ -4,6 +4,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -53,9 +54,9 @@ class CsvTable:
         try:
             self._stream.write(text.getvalue().encode("utf-8", "surrogateescape"))  # file names may be any bytes
             self._stream.flush()
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough
+            raise
         except OSError as error:
-            if self._file is None:
-                raise
             raise _cannot_write(self._file, error) from None
 
     def close(self) -> None:
@@ -83,6 +84,7 @@ class ParquetTable:
         try:
             self._writer = parquet.ParquetWriter(self._partial, self._schema)
         except OSError as error:
+            self._remove()
             raise _cannot_write(file, error) from None
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -98,13 +100,22 @@ class ParquetTable:
 
     def close(self) -> None:
         """Finish the file and give it its name."""
-        self._writer.close()
-        self._partial.replace(self._file)
+        try:
+            self._writer.close()
+            self._partial.replace(self._file)
+        except OSError as error:
+            self._remove()
+            raise _cannot_write(self._file, error) from None
 
     def abandon(self) -> None:
         """Leave nothing behind."""
-        self._writer.close()
-        self._partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a full disk, which was told
+            self._writer.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            self._partial.unlink()
 
 
 def whole_rows(file: Path, header: Sequence[str]) -> Iterator[tuple[dict[str, str], int]]:

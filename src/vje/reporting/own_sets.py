@@ -21,7 +21,7 @@ def column_title(found: Mapping[str, Any], score: str, name: str) -> str:
     >>> column_title({"data": "mine/inbox"}, "NLL", "noise")
     'OOD NLL (inbox against noise)'
     """
-    return f"OOD {score} ({Path(found['data']).stem} against {name})"
+    return f"OOD {score} ({Path(found['data']).name.removesuffix('.npz') or 'images'} against {name})"
 
 
 def own_images(found: Mapping[str, Any], scores: Sequence[str], unknown: str) -> dict[str, str]:
