@@ -16,6 +16,8 @@ from vje.cli.ood import Options
 from vje.cli.ood_sets import open_sets
 from vje.config import to_dict
 from vje.data.registry import open_data
+from vje.errors import UserError
+from vje.evaluation.features import Features
 from vje.methods import find_method
 from vje.preprocessing import Preprocessing
 from vje.recipes import load_recipe
@@ -96,6 +98,10 @@ def test_benchmark_writes_every_score_and_names_what_is_missing(
     assert set(result["partial"]) == {"id", *SETS}
     assert result["missing"] == {"far": ["mnist", "places"]}
     assert "† not the protocol's mean: without mnist, places" in printed
+    assert "in-distribution cifar10* (100 images)" in printed and all(f"{name}*" in printed for name in SETS)
+    assert "own image list (other counts): cifar10, cifar100, tin, svhn, textures\n" in printed
+    chosen = printed.partition("chosen on validation images: ")[2].splitlines()[0]
+    assert dict(part.split() for part in chosen.split(", ")) == {k: f"{v:g}" for k, v in result["tuned"].items()}
     assert "far†" in printed and "avg†" in printed and "near†" not in printed
     assert {"nll", "nll_mc", "knn", "mahalanobis", "msp", "vim"} <= result["scores"].keys()
     near = np.mean([result["scores"]["nll"][name]["auroc"] for name in ("cifar100", "tin")])
@@ -115,7 +121,10 @@ def test_several_runs_give_mean_and_deviation(
     out = tmp_path / "both.json"
     assert main(["ood", *map(str, runs), "--no-detectors", "--device", "cpu", "--out", str(out)]) == 0
     values = [json.loads((run / "ood.json").read_text())["summary"]["nll"]["near"] for run in runs]
-    leaf = json.loads(out.read_text())["summary"]["nll"]["near"]
+    written = json.loads(out.read_text())
+    assert written["counts"] == {"id": 100, "cifar100": 4, "tin": 9, "svhn": 7, "textures": 5}
+    assert [json.loads((run / "ood.json").read_text())["seed"] for run in runs] == [0, 1]
+    leaf = written["summary"]["nll"]["near"]
     assert leaf == pytest.approx({"mean": np.mean(values), "std": np.std(values, ddof=1)})
     printed = capsys.readouterr().out
     assert "±" in printed and "differ" not in printed and "each counts" not in printed
@@ -123,6 +132,7 @@ def test_several_runs_give_mean_and_deviation(
     assert main(["ood", *map(str, [*runs, tmp_path / "copy"]), "--no-detectors", "--device", "cpu"]) == 0
     assert f"each counts, though seed 0 is the same: {runs[0]}, {tmp_path / 'copy'}" in capsys.readouterr().out
     assert "classifier" not in json.loads((runs[0] / "ood.json").read_text())
+    assert "nll" in written["scores"] and "nll_mc" not in written["scores"]  # sampled only if asked for
 
 
 def test_what_was_measured_is_not_measured_again(
@@ -233,6 +243,23 @@ def test_runs_that_have_no_mean_are_refused(
     assert not any((run / "ood.json").exists() for run in runs)
 
 
+def test_the_same_images_in_two_places_have_a_mean(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy" / "cifar10.npz"
+    copy.parent.mkdir()
+    shutil.copy(data_dir / "cifar10.npz", copy)
+    runs = [make_run(tmp_path / "a", data_dir, 0), make_run(tmp_path / "b", data_dir, 1, data=str(copy))]
+    words = ["ood", *map(str, runs), "--device", "cpu", "--no-detectors"]
+    same = open_data("cifar10", data_dir).train.fingerprint()
+    for prints, status in ((("", ""), 2), ((same, "another"), 2), ((same, same), 0)):
+        for run, fingerprint in zip(runs, prints, strict=True):
+            RunFolder(run).write("data", {"held_out": None, "fingerprint": fingerprint})
+        assert main(words) == status
+    printed = capsys.readouterr()
+    assert printed.err.count("different data") == 2 and "2 runs" in printed.out and "Not only" not in printed.out
+
+
 def test_runs_whose_sets_hold_different_images_are_refused(
     tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +290,9 @@ def test_without_any_set_it_is_said_how_to_get_them(
         assert f"Put {name}.npz (array test_images) or a folder {name}/ into {data_dir}" in printed.out
 
 
-def test_hyper_parameters_are_chosen_on_validation_images_of_both_kinds(tmp_path: Path, data_dir: Path) -> None:
+def test_hyper_parameters_are_chosen_on_validation_images_of_both_kinds(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RunFolder(make_run(tmp_path / "run", data_dir, 0))
 
     def validation() -> list[str] | None:
@@ -272,6 +301,13 @@ def test_hyper_parameters_are_chosen_on_validation_images_of_both_kinds(tmp_path
 
     inside = open_data("cifar10", data_dir).test.subset(range(1000))  # the first 100 of each class
     assert validation() == [inside.fingerprint(), open_data("tin", data_dir).val.fingerprint()]
+
+    def enough(_: object, bank: Features, tuning: tuple[torch.Tensor, torch.Tensor], __: int) -> None:
+        raise UserError(f"{len(bank.z)} to fit, {len(tuning[0])} inside, {len(tuning[1])} outside")
+
+    monkeypatch.setattr("vje.ood.protocol.build_scorer", enough)
+    assert main(["ood", str(folder.path), "--device", "cpu"]) == 2
+    assert "60 to fit, 1000 inside, 20 outside" in capsys.readouterr().err
     np.savez(data_dir / "tin.npz", test_images=pixels(9, 5))
     assert validation() is None
 
@@ -323,6 +359,7 @@ def test_files_that_cannot_be_read_are_named_and_not_counted(
     ("words", "message"),
     [
         (["--id", "x.npz"], "go together"),
+        (["--ood", "a=x.npz"], "go together"),
         (["--id", "x.npz", "--ood", "nopath"], "NAME=PATH"),
         (["--id", "x.npz", "--ood", "id=x.npz"], "the name id is taken"),
         (["--samples", "-3"], "--samples must be at least 0, got -3"),

@@ -1,15 +1,20 @@
 """``vje ood`` on images of one's own: what was trained on is kept out, and what was measured before is kept."""
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from vje.cli.ood_run import _draw, keep_earlier
 from vje.config import to_dict
 from vje.data.folders import scan_folder
+from vje.errors import UserError
 from vje.recipes import load_recipe
 from vje.runs import RunFolder
 
@@ -169,6 +174,125 @@ def test_results_of_older_versions_are_kept_too(vje, run, sets, changed, moved):
     RunFolder(run).write("ood", old | changed | {"weights": "others"})
     assert ("Earlier results" in vje("ood", run, *words).out) == moved
     assert (run / "ood-earlier").exists() == moved
+
+
+@pytest.fixture
+def stopped(trained_run, tmp_path, monkeypatch):
+    """A run after its last step and before its model was written, and where that is meanwhile."""
+    monkeypatch.setattr("vje.environment.commit", lambda: "0123abc")
+    run = shutil.copytree(trained_run, tmp_path / "copy")
+    description = RunFolder(run).read("model")
+    description.pop("weights", None)  # it is written at the end
+    RunFolder(run).write("model", description)
+    return run, (run / "model.safetensors").rename(tmp_path / "model.safetensors")
+
+
+def test_a_result_of_the_last_checkpoint_is_that_of_the_model(vje, stopped, sets):
+    run, model = stopped
+    words = ["--id", sets("inbox", seed=8), "--ood", f"x={sets('x')}", "--device", "cpu", "--no-detectors"]
+    with pytest.warns(UserWarning, match="is not finished"):
+        assert vje("ood", run, *words).status == 0
+    first = result(run)
+    assert (first["finished"], first["epochs"]) == (False, 2)
+    model.rename(run / model.name)
+    assert "was measured before" in vje("ood", run, *words).out
+    assert result(run) == first | {"finished": True}
+
+
+def test_a_result_that_only_looks_old_is_made_anew_without_work(vje, stopped, sets):
+    run, model = stopped
+    model.rename(run / model.name)
+    words = ["--id", sets("inbox", seed=8), "--ood", f"x={sets('x')}", "--device", "cpu", "--no-detectors"]
+    assert vje("ood", run, *words).status == 0
+    first = result(run)
+    os.utime(run / "ood.json", (1e9, 1e9))  # a copy whose files have other times
+    assert "ood.json, older than the model" in vje("compare", run, "--out", run / "c").out
+    assert "was measured before" in vje("ood", run, *words).out and result(run) == first
+    assert "older than the model" not in vje("compare", run, "--out", run / "c").out
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """A run folder with a result on images that are recorded, and figures."""
+
+    def write(**changes):
+        folder = RunFolder(tmp_path / "run")
+        folder.path.mkdir(exist_ok=True)
+        scores = {"ps_nll": {}, "knn": {}}
+        folder.write("ood", {"data": "mine/inbox", "counts": {"id": 9, "x": 8}, "scores": scores, **changes})
+        for name in ("ood-roc.png", "ood-ps-nll.png", "ood-curves.json"):
+            (folder.path / name).touch()
+        return folder
+
+    return write
+
+
+def test_earlier_results_go_by_their_images_with_all_their_files(earlier):
+    for prints in ("1", "2", "1"):
+        folder = earlier(images={"id": prints, "x": "3"})
+        keep_earlier(folder, {"images": {"id": "9", "x": "3"}})
+        assert not list(folder.path.glob("ood*.*"))
+    first, second = (folder.path / "ood-earlier").iterdir()
+    files = {"ood.json", "ood-curves.json", "ood-roc.png", "ood-ps-nll.png"}
+    assert {file.name for file in first.iterdir()} == {file.name for file in second.iterdir()} == files
+
+
+def test_earlier_results_on_the_folder_one_is_in_have_a_name(earlier, capsys):
+    folder = earlier(data=".", images={"id": "1", "x": "2"})
+    keep_earlier(folder, {"images": {"id": "9", "x": "2"}})
+    (place,) = (folder.path / "ood-earlier").iterdir()
+    assert place.name.startswith("images-") and f"(. against x) are in {place} now" in capsys.readouterr().out
+
+
+def test_results_that_do_not_say_their_images_go_by_how_many_there_are(earlier):
+    counts = {"id": 9, "x": 8}
+    now = {"images": {}, "inputs": "", "data": "mine/inbox"}
+    folder = earlier()
+    keep_earlier(folder, now | {"counts": counts})
+    assert (folder.path / "ood.json").exists()
+    keep_earlier(folder, now | {"counts": counts | {"x": 7}})
+    assert not (folder.path / "ood.json").exists()
+
+
+def test_a_result_is_the_last_to_be_moved_away(earlier, monkeypatch):
+    folder, replace_file = earlier(images={"id": "1", "x": "2"}), Path.replace
+
+    def fail(self, target):
+        if self.name == "ood-curves.json":
+            raise OSError(errno.EACCES, "no")
+        return replace_file(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(UserError, match=r"cannot write to .*inbox-.*move ood\.json and its figures away yourself"):
+        keep_earlier(folder, {"images": {"id": "9", "x": "2"}})
+    assert (folder.path / "ood.json").exists() and not (folder.path / "ood-roc.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("scores", "main", "shown"),
+    [
+        (["variance_trace", "feature_norm", "nll", "msp"], "nll", ["nll", "variance_trace"]),
+        (["neg_kappa", "ps_nll", "knn"], "ps_nll", ["neg_kappa", "knn", "ps_nll"]),
+        (["knn", "feature_norm", "msp"], "knn", ["knn"]),
+    ],
+)
+def test_figures_are_of_the_scores_that_stand_for_a_method(earlier, monkeypatch, scores, main, shown):
+    drawn = {}
+    monkeypatch.setattr("vje.reporting.ood.save_roc", lambda *given: drawn.update(roc=given))
+    monkeypatch.setattr("vje.reporting.ood.save_densities", lambda *given: drawn.update(densities=given))
+    inside = {name: np.arange(4.0) + place for place, name in enumerate(scores)}
+    outside = {"x": {name: values + 1 for name, values in inside.items()}}
+    folder = earlier()
+    _draw(folder, inside, outside, "fitted")
+    file, curves, others = drawn["roc"]
+    assert file == folder.path / "ood-roc.png" and sorted(curves) == sorted(shown) and others == outside
+    file, values, others, label = drawn["densities"]
+    assert file == folder.path / f"ood-{main.replace('_', '-')}.png" and (values == inside[main]).all()
+    assert (others["x"] == outside["x"][main]).all()
+    assert label == {"nll": "NLL", "ps_nll": "PS NLL", "knn": "k-NN distance"}[main]
+    found = folder.read("ood-curves")
+    assert found["density"] == main and found["titles"].keys() == set(scores)
+    assert found["sets"]["x"]["roc"].keys() == set(shown) - {"neg_kappa"}  # the report shows fewer
 
 
 def test_a_damaged_result_is_named_before_anything_is_measured(vje, run, sets):

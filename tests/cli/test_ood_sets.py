@@ -6,6 +6,7 @@ import pytest
 from vje.cli import ood_sets
 from vje.cli.evaluate import run_config
 from vje.cli.ood import Options
+from vje.cli.ood_run import _inputs, _measured_already
 from vje.cli.ood_sets import Sets, benchmark_of, check_asked, check_same_images, named_sets, open_sets
 from vje.data.arrays import load_npz
 from vje.data.sources import ArraySource
@@ -37,6 +38,33 @@ def test_a_result_depends_on_every_image_but_is_on_those_that_are_told_apart():
     for changes, name in (({"inside": 9}, "id"), ({"noise": 9}, "noise")):
         other = sets_of(**{"noise": 5} | changes).images()
         assert [key for key, value in usual.images().items() if other[key] != value] == [name]
+
+
+def test_what_was_asked_of_the_images_is_part_of_a_results_inputs():
+    asked = [
+        *({}, {"samples": 1}, {"views": "mirror"}, {"views": "ten"}, {"detectors": False}),
+        *({"bank": 9}, {"validation": (3, 9)}, {"inside": 9}, {"noise": 9}),
+    ]
+    fields = Options.__dataclass_fields__
+    found = set()
+    for changes in asked:
+        options = Options((), **{name: value for name, value in changes.items() if name in fields})
+        other = {name: value for name, value in changes.items() if name not in fields}
+        found.add(_inputs(options, sets_of(**{"noise": 5} | other)))
+    assert len(found) == len(asked)
+    assert _inputs(Options((), batch=7, workers=1), sets_of(noise=5)) in found
+
+
+def test_a_result_without_its_curves_is_measured_again(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    used = {"inputs": "1", "weights": "2", "environment": {"commit": "0123abc"}}
+    folder.write("ood", used)
+    for name in ("ood-curves.json", "ood-roc.png"):
+        assert _measured_already(folder, used) is None
+        (folder.path / name).touch()
+    assert _measured_already(folder, used).items() >= used.items()
+    (folder.path / "ood-curves.json").unlink()
+    assert _measured_already(folder, used) is None
 
 
 @pytest.fixture

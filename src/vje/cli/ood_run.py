@@ -60,7 +60,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     known = _measured_already(folder, used)
     if known is not None:
         print(f"{folder.path} was measured before, with the same weights, images and options.")
-        return known
+        return _confirmed(folder, known)
     bank = None if sets.bank is None or not options.detectors else features("training images", sets.bank)
     tuning = None
     if bank is not None and sets.validation is not None:
@@ -105,6 +105,14 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     _draw(folder, id_scores, ood_scores, scorer.classifier)
     folder.write("ood", result)
     return result
+
+
+def _confirmed(folder: RunFolder, known: dict[str, Any]) -> dict[str, Any]:
+    """Results whose weights are the trained model's are final, whatever is written there or the clock says."""
+    if folder.model_file.exists() and (not known["finished"] or folder.out_of_date("ood")):
+        known["finished"] = True
+        folder.write("ood", known)
+    return known
 
 
 def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
