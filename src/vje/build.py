@@ -180,8 +180,9 @@ def build_loop(
     share = world.share(settings.batch)
     batches = _build_batches(config, data, device, world, share)
     steps = settings.epochs * batches.steps_per_epoch
-    warmup = round(scaled_warmup(settings.epochs, settings.warmup_epochs) * batches.steps_per_epoch)
-    rates = warmup_cosine(settings.lr, steps, warmup).to(device)
+    span = settings.span * batches.steps_per_epoch
+    warmup = round(scaled_warmup(settings.span, settings.warmup_epochs) * batches.steps_per_epoch)
+    rates = warmup_cosine(settings.lr, span, warmup).to(device)
     options = step_options(config, device, world, share, steps)
     _check_groups(method, share // settings.accumulate)
     step = TrainStep(
@@ -199,7 +200,7 @@ def build_loop(
         batches=batches,
         views=Views(build_augmentations(config.augment, config.data.size)[: method.views], data.preprocessing),
         learning_rates=rates,
-        momenta=_momenta(method, steps).to(device),
+        momenta=_momenta(method, span).to(device),
         seed=config.run.seed,
         options=options,
         wrapped=_distributed(method) if world.size > 1 else None,
@@ -303,7 +304,7 @@ def _resident_labels(data: Data) -> Tensor | None:
 
 
 def _patience(config: Config) -> int:
-    return max(3, round(scaled_warmup(config.optimizer.epochs, config.optimizer.warmup_epochs)))
+    return max(3, round(scaled_warmup(config.optimizer.span, config.optimizer.warmup_epochs)))
 
 
 def _chance(test: ImageSource) -> float | None:

@@ -126,6 +126,8 @@ class OptimizerConfig:
 
     epochs: int = 200
     """Passes over the data."""
+    schedule_epochs: int | None = None
+    """Epochs that the schedules are made for; the default is EPOCHS. With more, a run is the start of a longer one."""
     batch: int = 256
     """Images a step, over all processes."""
     lr: float = 0.05
@@ -146,6 +148,15 @@ class OptimizerConfig:
     """Micro-batches a batch is split into, to save memory; losses across images then see one at a time."""
     clip_norm: float = 0.0
     """Largest gradient norm; 0 for no limit."""
+
+    @property
+    def span(self) -> int:
+        """Epochs of the schedules.
+
+        >>> OptimizerConfig(epochs=200).span, OptimizerConfig(epochs=200, schedule_epochs=800).span
+        (200, 800)
+        """
+        return self.epochs if self.schedule_epochs is None else self.schedule_epochs
 
 
 @dataclass(frozen=True)
@@ -194,6 +205,8 @@ class Config:
     def check(self) -> None:
         """Refuse values that cannot work, before anything is loaded."""
         _require(self.optimizer.epochs >= 1, "--epochs", self.optimizer.epochs, "at least 1")
+        span = self.optimizer.span
+        _require(span >= self.optimizer.epochs, "--schedule-epochs", span, f"EPOCHS ({self.optimizer.epochs}) or more")
         _require(self.optimizer.batch >= 2, "--batch", self.optimizer.batch, "at least 2")
         _require(0 < self.optimizer.lr < math.inf, "--lr", self.optimizer.lr, "positive, and finite")
         _require(self.optimizer.accumulate >= 1, "--accumulate", self.optimizer.accumulate, "at least 1")

@@ -205,6 +205,14 @@ def interrupted(finished):
     return finished
 
 
+@pytest.fixture
+def interrupted_early(interrupted):
+    """The same, killed in the first epoch, before any checkpoint."""
+    (interrupted / "checkpoints" / "step-000000004.safetensors").unlink()
+    (interrupted / "metrics.jsonl").unlink()
+    return interrupted
+
+
 def content(run):
     return {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
 
@@ -237,6 +245,10 @@ def test_a_finished_run_says_so(finished, capsys):
         (["--target", "stop-gradient"], ["--target ema -> stop-gradient cannot be changed"]),
         (["--lr", "0.02", "--extend"], ["--lr 0.01 -> 0.02 cannot be changed on resume"]),
         (["--epochs", "3"], ["--epochs 2 -> 3 cannot be changed", "cosine", "--extend"]),
+        (["--epochs", "3", "--schedule-epochs", "4"], ["--epochs 2 -> 3 cannot be changed", "those of a run of 2"]),
+        (["--schedule-epochs", "4"], ["--schedule-epochs 4 cannot be given on resume", "--extend"]),
+        (["--epochs", "1", "--schedule-epochs", "2"], ["--epochs 2 -> 1 cannot be changed", "epochs are done"]),
+        (["--schedule-epochs", "1"], ["--schedule-epochs must be EPOCHS (2) or more, got 1"]),
         (["--epochs", "1", "--extend"], ["--extend is for more epochs, and --epochs 1 is fewer than the run's 2"]),
         (["--out", "elsewhere"], ["--out cannot be given with --resume"]),
     ],
@@ -265,6 +277,33 @@ def test_more_epochs_must_be_asked_for(interrupted, trained_run, capsys):
     assert untimed(interrupted)[0] == untimed(trained_run)[0]
     assert untimed(interrupted)[1]["lr"] > untimed(trained_run)[1]["lr"]
     assert not same_model(interrupted, trained_run)
+
+
+def test_the_start_of_a_longer_run_is_that_run_so_far(trained_run, tmp_path, capsys):
+    """One epoch of the schedules of two, and then the other: what a run of two has after each, bit for bit."""
+    config = RunFolder(trained_run).read("config")
+    options = ["--data", config["data"]["data"], "--device", "cpu", "--target", "ema", "--lr", "0.01", "--batch", "8"]
+    start = [*options, "--epochs", "1", "--schedule-epochs", "2", "--out", str(tmp_path / "run")]
+    assert main(["train", "digits", *start]) == 0
+    (first,) = untimed(tmp_path / "run")
+    assert {**first, "knn": None} == {**untimed(trained_run)[0], "knn": None}
+    assert RunFolder(tmp_path / "run").model_file.exists()
+    assert not same_model(tmp_path / "run", trained_run)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path / "run"), "--epochs", "2"]) == 0
+    assert "from here on" not in capsys.readouterr().out
+    assert same_model(tmp_path / "run", trained_run)
+    assert_same_state(tmp_path / "run", trained_run)
+    assert main(["train", "--resume", str(tmp_path / "run"), "--epochs", "3"]) == 2
+    assert "--schedule-epochs must be EPOCHS (3) or more, got 2" in capsys.readouterr().err
+
+
+def test_a_run_may_stop_early_and_keep_its_schedules(interrupted_early, trained_run, capsys):
+    assert main(["train", "--resume", str(interrupted_early), "--epochs", "1", "--schedule-epochs", "2"]) == 0
+    (only,) = untimed(interrupted_early)
+    assert {**only, "knn": None} == {**untimed(trained_run)[0], "knn": None}
+    assert main(["train", "--resume", str(interrupted_early), "--epochs", "2"]) == 0
+    assert same_model(interrupted_early, trained_run)
 
 
 def test_an_extended_run_that_is_interrupted_does_not_pass_for_finished(finished, trained_run, monkeypatch, capsys):

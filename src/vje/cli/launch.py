@@ -160,7 +160,7 @@ def _introduce(
         _say(
             console, f"--accumulate: the loss of {config.method} looks across images, now {images} at a time.", "yellow"
         )
-    warmup, epochs = config.optimizer.warmup_epochs, config.optimizer.epochs
+    warmup, epochs = config.optimizer.warmup_epochs, config.optimizer.span
     if scaled_warmup(epochs, warmup) != warmup:
         shorter = scaled_warmup(epochs, warmup)
         _say(console, f"A warm-up of {warmup:g} epochs does not suit a run of {epochs}: using {shorter:g}.", "yellow")

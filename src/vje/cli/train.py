@@ -47,7 +47,8 @@ class Options:
     out: Path | None = None
     """Run folder to write; the default is a new one under runs/."""
     extend: bool = False
-    """On --resume: allow another --epochs, although the rest of the schedule then differs from either run's."""
+    """On --resume: allow another --epochs, although the schedules then differ from either run's (not needed while
+    --schedule-epochs stays the same)."""
     watch: bool = False
     """Serve a page with the curves and the map of the held-out images so far, to this machine only, while training."""
     watch_port: int = 0
@@ -133,7 +134,7 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
     options, config = _options(stored, rest, command("vje", "train", "--resume", path))
     if options.out is not None:
         raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
-    _check_changes(stored, config, options.extend)
+    _check_changes(stored, config, options.extend, done=len(folder.metrics()))
     if config.data.data == stored.data.data:  # relative to where the run was started, which may not be here
         config = replace(config, data=replace(config.data, data=own_data(folder, stored.data.data)))
     _check_surroundings(config)
@@ -159,23 +160,14 @@ def _check_surroundings(config: Config) -> None:
     check_data(config.data.data, config.data.data_dir)
 
 
-def _check_changes(stored: Config, config: Config, extend: bool) -> None:
-    """Refuse what would make the run's past untrue."""
+def _check_changes(stored: Config, config: Config, extend: bool, done: int) -> None:
+    """Refuse what would make the run's past untrue; ``done`` epochs are past."""
+    _check_length(stored.optimizer, config.optimizer, extend, done)
     for name, (old, new, free) in changed_fields(stored, config).items():
         option = "--" + name.replace("_", "-")
-        if name == "epochs" and extend and new < old:
-            raise UserError(
-                f"--extend is for more epochs, and {option} {new} is fewer than the run's {old}: start a new run."
-            )
-        if name == "epochs" and extend:
-            print(f"{option} {old} -> {new}: from here on the schedules are those of a run of {new} epochs.")
-        elif name == "epochs":
-            raise UserError(
-                f"{option} {old} -> {new} cannot be changed on resume: the learning rate follows a cosine over the "
-                f"whole run, so the epochs done so far were those of a run of {old}. Add --extend to do it all the "
-                "same, or start a new run."
-            )
-        elif name == "data":
+        if name in ("epochs", "schedule_epochs"):
+            continue
+        if name == "data":
             print(f"{option} {old} -> {new}: these have to be the same images, which is checked.")
         elif not free:
             raise UserError(
@@ -184,6 +176,31 @@ def _check_changes(stored: Config, config: Config, extend: bool) -> None:
             )
         elif name in ("device", "compile", "graph"):
             print(f"{option} {old} -> {new}: results will not be bit-identical to an uninterrupted run.")
+
+
+def _check_length(old: OptimizerConfig, new: OptimizerConfig, extend: bool, done: int) -> None:
+    """Refuse another length, unless the schedules stay as they are or it is meant."""
+    option = f"--epochs {old.epochs} -> {new.epochs}"
+    if new.span == old.span:
+        if new.epochs < old.epochs and new.epochs <= done:
+            raise UserError(f"{option} cannot be changed on resume: {done} epochs are done. Choose more.")
+    elif not extend:
+        what = (
+            f"{option} cannot be changed"
+            if new.epochs != old.epochs
+            else f"--schedule-epochs {new.span} cannot be given"
+        )
+        raise UserError(
+            f"{what} on resume: the learning rate follows a cosine over the whole run, and the epochs done so far were "
+            f"those of a run of {old.span}. Add --extend to do it all the same, or start a new run."
+        )
+    elif new.epochs < old.epochs:
+        raise UserError(
+            f"--extend is for more epochs, and --epochs {new.epochs} is fewer than the run's {old.epochs}: start a new "
+            "run."
+        )
+    else:
+        print(f"{option}: from here on the schedules are those of a run of {new.span} epochs.")
 
 
 def _watch_port(options: Options) -> int | None:
