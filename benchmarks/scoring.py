@@ -4,7 +4,7 @@
     python benchmarks/scoring.py --device cpu --only cifar/32px
 
 Each case writes random JPEG files of one size into a scratch folder and scores them with an untrained model, as speed
-does not depend on weights. "decode" reads, resizes and crops every file with the worker threads and stops. "model"
+does not depend on weights. "decode" reads, resizes and crops every file with the workers and stops. "model"
 repeats one batch of decoded images: normalisation, encoder, posterior and likelihood, scores back on the host. "stream"
 is :meth:`vje.ood.Detector.stream`, what `vje score` runs, with decoding and model side by side. Each is repeated, the
 files in the system's cache from the first pass on; the table shows medians. Memory is the process's peak so far, taken
@@ -136,7 +136,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1), help="threads that decode")
+    parser.add_argument(
+        "--workers", type=int, default=min(16, os.cpu_count() or 1), help="threads or processes that decode"
+    )
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--files", type=int, default=20_000, help="at most, in each case")
     parser.add_argument("--repeats", type=int, default=3)

@@ -59,7 +59,7 @@ class Options:
     batch: int = 256
     """Images at a time."""
     workers: int = 8
-    """Threads that decode files."""
+    """Threads, or for many files processes, that decode."""
 
 
 def run(arguments: list[str]) -> int:

@@ -30,7 +30,7 @@ class Options:
     batch: int = 500
     """Images at a time."""
     workers: int = 8
-    """Threads that decode files."""
+    """Threads, or for many files processes, that decode."""
 
 
 def run(arguments: list[str]) -> int:

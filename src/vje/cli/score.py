@@ -65,7 +65,7 @@ class Options:
     batch: int = 256
     """Images at a time."""
     workers: int = 8
-    """Threads that decode files."""
+    """Threads, or for many files processes, that decode."""
 
     @property
     def file(self) -> Path | None:

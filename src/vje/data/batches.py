@@ -1,23 +1,35 @@
 """Images as evaluation sees them, batch by batch, in order, in constant memory; unreadable files are reported."""
 
+import multiprocessing
+import os
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from vje.data.decode import UnreadableImage
 from vje.data.sources import ArraySource, ImageSource
+from vje.data.workers import leave_interrupts_to_the_parent
 from vje.preprocessing import Preprocessing
 from vje.resize import is_exact
 
 Item = NDArray[np.uint8] | UnreadableImage
+Part = tuple[list[int], NDArray[np.uint8], list[tuple[int, str]]]  # an EvalBatch without tensors
 _BATCHES_AHEAD = 2
+
+MANY = 1000
+"""From so many images on, they are decoded by processes: of small ones a thread would do half as many as no thread."""
+PART = 32
+"""Images that a process decodes at a time."""
 
 
 class EvalBatch(NamedTuple):
@@ -43,7 +55,8 @@ def evaluation_batches(
         source: the images.
         preprocessing: size, crop and channels; normalisation is left to the device.
         batch_size: how many files a batch is made of; unreadable ones leave it smaller.
-        workers: threads that decode (Pillow releases the interpreter lock), two batches ahead; 0 decodes in place.
+        workers: how many decode, a little ahead; 0 decodes in place. They are threads, as Pillow decodes outside the
+            interpreter lock, or processes, for :data:`MANY` images and more, where these can be forked.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
@@ -52,6 +65,23 @@ def evaluation_batches(
         for indices in batches:
             yield EvalBatch(torch.tensor(indices), preprocessing.fit(torch.from_numpy(source.planes(indices))), [])
         return
+    processes = min(workers, _most_processes())
+    if processes > 1 and len(source) >= MANY:
+        yield from _by_processes(source, preprocessing, list(batches), processes)
+    else:
+        yield from _by_threads(source, preprocessing, batches, workers)
+
+
+def _most_processes() -> int:
+    """One a core; none where one cannot be forked, but would load the caller's script again (macOS, Windows)."""
+    if sys.platform != "linux" or multiprocessing.current_process().daemon:
+        return 0
+    return len(os.sched_getaffinity(0))
+
+
+def _by_threads(
+    source: ImageSource, preprocessing: Preprocessing, batches: Iterable[range], workers: int
+) -> Iterator[EvalBatch]:
     with ThreadPoolExecutor(workers) if workers > 0 else nullcontext() as pool:
         waiting: deque[tuple[range, list[Future[Item]]]] = deque()
         try:
@@ -79,6 +109,44 @@ def _fitted(source: ImageSource, index: int, preprocessing: Preprocessing) -> It
         return source.fitted(index, preprocessing.size, preprocessing.crop, preprocessing.channels)
     except UnreadableImage as error:
         return error
+
+
+def _by_processes(
+    source: ImageSource, preprocessing: Preprocessing, batches: Sequence[range], workers: int
+) -> Iterator[EvalBatch]:
+    """Parts come back as arrays, through pipes: tensors would take shared memory, of which containers have little."""
+    parts = [batch[start : start + PART] for batch in batches for start in range(0, len(batch), PART)]
+    loader = DataLoader(
+        _Parts(source, preprocessing, parts),
+        batch_size=None,
+        collate_fn=_as_it_is,  # type: ignore[arg-type]  # the usual one would make tensors
+        num_workers=min(workers, len(parts)),
+        worker_init_fn=leave_interrupts_to_the_parent,
+        multiprocessing_context="fork",
+        generator=torch.Generator(),  # the loader draws from it; the global generator stays as it was
+    )
+    decoded = iter(loader)
+    for batch in batches:
+        indices, images, failures = zip(*(next(decoded) for _ in range(0, len(batch), PART)), strict=True)
+        places = torch.tensor(list(chain(*indices)), dtype=torch.int64)
+        yield EvalBatch(places, torch.from_numpy(np.concatenate(images)), list(chain(*failures)))
+
+
+class _Parts(Dataset[Part]):
+    def __init__(self, source: ImageSource, preprocessing: Preprocessing, parts: Sequence[range]) -> None:
+        self.source, self.preprocessing, self.parts = source, preprocessing, parts
+
+    def __getitem__(self, number: int) -> Part:
+        indices = self.parts[number]
+        batch = _collate(indices, [_fitted(self.source, i, self.preprocessing) for i in indices], self.preprocessing)
+        return batch.indices.tolist(), batch.images.numpy(), batch.failures
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+
+def _as_it_is(part: Part) -> Part:
+    return part
 
 
 def _collate(indices: range, items: Sequence[Item], preprocessing: Preprocessing) -> EvalBatch:

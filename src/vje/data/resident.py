@@ -41,7 +41,7 @@ def load_resident(source: ImageSource, size: int, crop: int, channels: int, work
         size: side of the shorter edge after resizing.
         crop: side of the square cut from the centre.
         channels: 1 or 3.
-        workers: threads that decode.
+        workers: threads, or for many files processes, that decode.
     """
     prepare = Preprocessing(size, crop, channels, mean=(0.0,) * channels, std=(1.0,) * channels)
     images = torch.empty((len(source), channels, crop, crop), dtype=torch.uint8)

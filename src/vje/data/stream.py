@@ -5,7 +5,6 @@ resumed run began.
 """
 
 import math
-import signal
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from vje.data.augment import CROP_DRAWS, Range, crop_boxes
 from vje.data.decode import UnreadableImage, as_planes
 from vje.data.order import global_batch, rank_slice
 from vje.data.sources import ImageSource
+from vje.data.workers import leave_interrupts_to_the_parent
 from vje.errors import UserError
 from vje.random import Draws, Stream
 
@@ -93,7 +93,7 @@ def stream_loader(
         ),
         collate_fn=_collate,
         num_workers=workers,
-        worker_init_fn=_leave_interrupts_to_the_parent,
+        worker_init_fn=leave_interrupts_to_the_parent,
         pin_memory=pin_memory,
         generator=torch.Generator(),  # the loader draws from it; the global generator stays as it was
     )
@@ -165,9 +165,3 @@ def _collate(items: Sequence[_Item]) -> StreamBatch:
     indices, steps, positions = torch.tensor([item.place for item in items]).unbind(1)
     failures = [failure for item in items for failure in item.failures]
     return StreamBatch(int(steps[0]), indices, positions, first, second, failures)
-
-
-def _leave_interrupts_to_the_parent(_: int) -> None:
-    """Ctrl-C, and a SIGTERM to the whole group, reach every process; only the trainer should answer them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

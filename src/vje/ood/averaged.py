@@ -37,7 +37,7 @@ def mean_scores(
         scorer: scores of embeddings ``[N, D]``.
         views: what is scored of each image.
         batch_size: images at a time.
-        workers: threads that decode files.
+        workers: threads, or for many files processes, that decode.
         report: told (images done, images in all) after each batch.
     """
     assert model.preprocessing is not None

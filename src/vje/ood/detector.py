@@ -136,7 +136,7 @@ class ImageDetector:
             alpha: as for :meth:`score`.
             explain: as for :meth:`score`.
             batch_size: images at a time.
-            workers: threads that decode files.
+            workers: threads, or for many files processes, that decode.
         """
         check_alpha(alpha)
         for batch in evaluation_batches(source, self.preprocessing, batch_size, workers):
@@ -159,7 +159,7 @@ class ImageDetector:
             score: one of :data:`SCORES`.
             name: what to call the images; the default is their source's name.
             batch_size: images at a time.
-            workers: threads that decode files.
+            workers: threads, or for many files processes, that decode.
             report: told (images done, images in all) after each batch.
         """
         if score not in SCORES:
