@@ -54,3 +54,14 @@ def test_every_row_says_what_it_means(vje, trained, tmp_path, tiny, method):
 
 def evaluation_rows(method):
     return {"vi-simsiam": 4, "vssl": 1, "vje": len(evaluation.STATISTICS)}[method]
+
+
+def test_a_supervised_run_is_told_how_often_it_is_right(vje, trained, tmp_path, tiny):
+    run = tmp_path / "run"
+    train = vje("train", "folder", "--method", "supervised", "--data", trained[1], "--out", run, *tiny)
+    assert train.status == 0, train.err
+    answer = vje("evaluate", run, "--device", "cpu")
+    found = json.loads((run / "evaluation.json").read_text())["classifier"]
+    assert 0 <= found["top1"] <= found["top5"] <= 100
+    assert re.search(rf"accuracy\s*│\s*{found['top1']:.2f}%\s*│ of the classifier it was trained with", answer.out)
+    assert "accuracy" in vje("compare", run, "--out", tmp_path / "compared").out

@@ -7,6 +7,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from vje.evaluation.evaluate import evaluate, in_chunks, knn_of_features
 from vje.evaluation.features import Features, compute_features
+from vje.methods.supervised import Supervised
 
 STATISTICS = {"variance", "kl", "nll", "nll_directional", "nll_radial", "anisotropy", "cosine_mean_z"}
 
@@ -101,3 +102,23 @@ def test_the_same_images_are_their_own_neighbours(make_model, make_source):
     model = make_model()
     bank = compute_features(model, make_source(20))
     assert knn_of_features(model, bank, bank, k=1) == {"z": 100.0, "mean": 100.0, "target": 100.0}
+
+
+@pytest.mark.parametrize("classes", [3, 7])
+def test_the_accuracy_of_its_own_classifier(classes):
+    """A head that reads the class off the embedding, with known mistakes; classes it has no output for are missed."""
+    model = Supervised("resnet8", classes=classes)
+    dim = model.encoder.dim
+    with torch.no_grad():
+        model.classifier.weight.copy_(torch.eye(classes, dim))
+        model.classifier.bias.zero_()
+    labels = torch.arange(60) % classes
+    z = 6.0 * torch.nn.functional.one_hot(labels, dim) - torch.arange(dim) / dim  # below the class: 0, 1, 2, ...
+    truth = labels.clone()
+    truth[:6] = (labels[:6] + 1) % classes  # among the next five, unless they are more
+    truth[6:9] = 99
+    found = evaluate(model, None, Features(z, None, torch.arange(60), [], truth))["classifier"]
+    assert found["top1"] == pytest.approx(100 * 51 / 60)
+    order = [[c, *(i for i in range(classes) if i != c)][:5] for c in labels.tolist()]
+    assert found["top5"] == pytest.approx(100 * np.mean([t in o for t, o in zip(truth.tolist(), order, strict=True)]))
+    assert "classifier" not in evaluate(model, None, Features(z, None, torch.arange(60), [], None))

@@ -126,6 +126,10 @@ def print_table(result: dict[str, Any]) -> None:
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_column("what it says", style="dim")
+    if "classifier" in result:
+        table.add_row(
+            "accuracy", shown(result["classifier"]["top1"], ".2f", "%"), "of the classifier it was trained with"
+        )
     for name, value in result.get("knn", {}).items():
         if name in KNN:
             table.add_row(f"k-NN of {KNN[name]}", shown(value, ".2f", "%"), f"k = {result['knn']['k']}, cosine")

@@ -1,4 +1,4 @@
-"""The evaluation of a model: k-NN, posterior statistics, effective rank."""
+"""The evaluation of a model: k-NN, its own classifier, posterior statistics, effective rank."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +34,8 @@ def evaluate(model: Method, bank: Features | None, test: Features, k: int = 20) 
     result: dict[str, Any] = {"images": len(test.z), "norms": norms, "effective_rank": effective_rank(test.z)}
     if found:
         result["posterior"] = {name: found[name] for name in (*STATISTICS, *found) if name in found}
+    if model.linear_classifier() is not None and test.labels is not None:
+        result["classifier"] = classifier_accuracy(model, test.z, test.labels)
     if bank is not None:
         result["knn"] = {"k": k, "bank": len(bank.z), **knn_of_features(model, bank, test, k)}
     return result
@@ -56,6 +58,16 @@ def knn_of_features(model: Method, bank: Features, test: Features, k: int = 20) 
         spaces["target"] = (bank.target, test.target)
     labels = bank.labels.to(device), test.labels.to(device)
     return {name: knn_accuracy(a.to(device), labels[0], b.to(device), labels[1], k) for name, (a, b) in spaces.items()}
+
+
+def classifier_accuracy(model: Method, z: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy in percent, top-1 and top-5, of the classifier that was trained with the encoder."""
+    classifier = model.linear_classifier()
+    assert classifier is not None
+    best = min(5, classifier.out_features)
+    ranked = in_chunks(model, lambda rows: {"classes": classifier(rows).topk(best).indices}, z)["classes"].cpu()
+    right = (ranked == labels.cpu()[:, None]).double()
+    return {"top1": 100 * float(right[:, 0].mean()), "top5": 100 * float(right.sum(1).mean())}
 
 
 @torch.no_grad()

@@ -238,6 +238,8 @@ def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def _evaluation(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    if "classifier" in found:
+        yield "accuracy", found["classifier"]["top1"]
     knn = found.get("knn", {})
     k = knn.get("k", USUAL_K)
     for name in ("z", "mean", "target"):

@@ -199,6 +199,8 @@ def _recorded(records: list[dict[str, Any]]) -> Iterator[Row]:
 
 
 def _evaluation(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
+    if "classifier" in found:
+        yield "Accuracy", shown(found["classifier"]["top1"], ".2f", "%"), "of the classifier it was trained with"
     knn = found.get("knn", {})
     for space, words in SPACES.items():
         if space in knn:
