@@ -182,6 +182,15 @@ def test_a_line_cut_short_is_passed_over(run):
     assert RunFolder(run.path / "nowhere").metrics() == []
 
 
+@pytest.mark.parametrize("damage", [b'{"epoch": 2, "st', b"\x00\x00\x00", b"\xff\xfe{", b"3", b"[]"])
+def test_lines_after_a_damaged_one_are_kept(run, damage):
+    lines = [json.dumps({"epoch": n, "step": 4 * n}).encode() for n in (1, 2, 3, 4)]
+    run.metrics_file.write_bytes(b"\n".join([lines[0], damage, *lines[2:]]) + b"\n")
+    assert [record["epoch"] for record in run.metrics()] == [1, 3, 4]
+    run.forget_after(12)
+    assert [record["epoch"] for record in run.metrics()] == [1, 3]
+
+
 def test_what_came_after_a_step_is_forgotten(run):
     for file in (run.metrics_file, run.warnings_file):
         for step in (4, 8, 12):

@@ -289,14 +289,16 @@ def finite(value: Any) -> Any:
 
 
 def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Records of a ``.jsonl`` file; a last line cut short by a power loss is passed over."""
+    """Records of a ``.jsonl`` file; lines that are none, cut short by a power loss or damaged, are passed over."""
     if not file.exists():
         return
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except json.JSONDecodeError:
-            return
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def _nearby_runs(path: Path) -> str:
