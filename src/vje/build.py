@@ -1,7 +1,8 @@
 """From a config to objects, with build_data.py: the only places that know both."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -114,10 +115,20 @@ def build_method(config: Config, preprocessing: Preprocessing, classes: int | No
         )
         model: Method = method(encoder, **options, preprocessing=preprocessing)
     except ValueError as error:  # a name or a combination that only the networks can judge
-        raise UserError(str(error)) from None
+        raise UserError(_as_options(str(error), vars(config.settings))) from None
     if init is not None and from_model:
         start_from(model, load(init))
     return model
+
+
+def _as_options(message: str, names: Iterable[str]) -> str:
+    """What a constructor says of its arguments, said of the options they came from.
+
+    >>> _as_options("kl_weight must be 0 or more, got -1.0", ["kl_weight", "hidden"])
+    '--kl-weight must be 0 or more, got -1.0'
+    """
+    words = "|".join(map(re.escape, names))
+    return re.sub(rf"\b(?:{words})\b", lambda name: "--" + name[0].replace("_", "-"), message) if words else message
 
 
 # Training

@@ -100,8 +100,11 @@ def test_benchmark_writes_every_score_and_names_what_is_missing(
     assert "† not the protocol's mean: without mnist, places" in printed
     assert "in-distribution cifar10* (100 images)" in printed and all(f"{name}*" in printed for name in SETS)
     assert "own image list (other counts): cifar10, cifar100, tin, svhn, textures\n" in printed
-    chosen = printed.partition("chosen on validation images: ")[2].splitlines()[0]
-    assert dict(part.split() for part in chosen.split(", ")) == {k: f"{v:g}" for k, v in result["tuned"].items()}
+    k, whole, classes, react = printed.partition("chosen on validation images: ")[2].splitlines()[0].split(", ")
+    tuned, kinds = result["tuned"], ["features", "directions"]
+    assert (k, react) == (f"k-NN distance k = {tuned['knn']:g}", f"ReAct percentile {tuned['react']:g}")
+    assert whole == f"Mahalanobis of {kinds[int(tuned['mahalanobis'])]}"
+    assert classes == f"Mahalanobis (classes) of {kinds[int(tuned['mahalanobis_class'])]}"
     assert "far†" in printed and "avg†" in printed and "near†" not in printed
     assert {"nll", "nll_mc", "knn", "mahalanobis", "msp", "vim"} <= result["scores"].keys()
     near = np.mean([result["scores"]["nll"][name]["auroc"] for name in ("cifar100", "tin")])

@@ -11,7 +11,7 @@ from vje.cli.ood_run import measure
 from vje.cli.ood_sets import check_asked, check_same_images
 from vje.config import stored_config
 from vje.errors import UserError, command
-from vje.ood.names import title
+from vje.ood.names import chosen, title
 from vje.runs import RunFolder, distinct, repeated_seeds, write_json
 
 
@@ -177,6 +177,6 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     if missing:
         print(f"† not the protocol's mean: without {', '.join(x for names in missing.values() for x in names)}")
     if first["tuned"]:
-        print("chosen on validation images: " + ", ".join(f"{k} {v:g}" for k, v in first["tuned"].items()))
+        print("chosen on validation images: " + ", ".join(chosen(k, v) for k, v in first["tuned"].items()))
     for folder in folders:
         print(f"Written to {folder.path / 'ood.json'}, with figures (ood-*.png) beside it")

@@ -47,3 +47,15 @@ def title(score: str, classifier: str | None = None) -> str:
             return f"{title(score.removesuffix(end), classifier)}, {words}"
     name = TITLES.get(score, score)
     return f"{name} ({CLASSIFIERS[classifier]})" if classifier and score in CLASSIFIER_SCORES else name
+
+
+def chosen(detector: str, value: float) -> str:
+    """What was chosen for a detector, for people.
+
+    >>> chosen("knn", 50), chosen("mahalanobis", 1), chosen("mahalanobis_class", 0), chosen("react", 90.0)
+    ('k-NN distance k = 50', 'Mahalanobis of directions', 'Mahalanobis (classes) of features', 'ReAct percentile 90')
+    """
+    if detector.startswith("mahalanobis"):
+        return f"{title(detector)} of {'directions' if value else 'features'}"
+    words = {"knn": "k =", "react": "percentile"}
+    return f"{title(detector)} {words[detector]} {value:g}"
