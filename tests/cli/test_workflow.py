@@ -109,6 +109,20 @@ def test_embed_arrays(vje, trained, tmp_path):
     assert all(math.isfinite(float(row["nll"])) for row in rows)
 
 
+def test_embed_with_another_method_has_its_mean(vje, trained, tmp_path, tiny):
+    run, out = tmp_path / "run", tmp_path / "o.npz"
+    train = vje("train", "folder", "--method", "vssl", "--data", trained[1], "--out", run, *tiny, "--hidden", 32)
+    assert train.status == 0, train.err
+    assert vje("embed", run, trained[1], "--out", out, "--device", "cpu").status == 0
+    found = np.load(out)
+    assert set(found.files) == {"name", "z", "mean", "mean_variance", "unreadable"}
+    model, images = package.load(run), torch.from_numpy(np.load(trained[1])["test_images"]).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        mean, variance = model.head(model.embed(images)).chunk(2, 1)
+    assert np.allclose(found["mean"], mean, atol=1e-4)
+    assert np.allclose(found["mean_variance"], variance.mean(1), atol=1e-4)
+
+
 def test_embed_to_parquet(vje, trained, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     run, data = trained

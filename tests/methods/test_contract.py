@@ -65,6 +65,20 @@ def test_parts_have_the_same_names_every_step_and_draws_decide_all_randomness(mo
     assert torch.equal(first.loss, second.loss)
 
 
+def test_images_are_scored_by_what_the_method_has_or_it_says_what_to_do(model):
+    model.eval()
+    (images, *_), _, _ = inputs(model)
+    with torch.no_grad():
+        own = model.ood_scores(model.embed(images))
+    if not own:
+        with pytest.raises(TypeError, match=rf"{type(model).__name__} has no likelihood .*vje\.ood\.detectors"):
+            model.score(images)
+        return
+    found = model.score(images)
+    assert own.keys() <= found.keys()
+    assert all(torch.equal(found[key], own[key]) and found[key].shape == (BATCH,) for key in own)
+
+
 def test_training_mode_is_what_train_puts_it_into(model):
     model.eval()
     assert not any(module.training for module in model.modules())

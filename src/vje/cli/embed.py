@@ -139,9 +139,8 @@ def _compute(
     columns = {"name": names, **{f"mean_{k}" if k == "variance" else k: x for k, x in scores.items()}}
     if options.out.suffix != ".csv":
         columns["z"] = features.z.numpy()
-        if isinstance(model, VJE):
-            posterior = in_chunks(model, lambda z: dict(vars(model.inference(z))), features.z)
-            columns |= {name: x.cpu().numpy() for name, x in posterior.items()}
+        others = (lambda z: dict(vars(model.inference(z)))) if isinstance(model, VJE) else model.spaces
+        columns |= {name: x.cpu().numpy() for name, x in in_chunks(model, others, features.z).items()}
     return columns, features.failures
 
 

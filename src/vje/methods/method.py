@@ -138,6 +138,17 @@ class Method(nn.Module, ABC):
         """
         return at_least_float32(self.encoder(self._prepared(images)))
 
+    @torch.no_grad()
+    def score(self, images: Tensor | NDArray[Any]) -> dict[str, Tensor]:
+        """The method's own scores ``[B]`` of images, as for :meth:`embed`; larger means less typical."""
+        found = self.ood_scores(self.embed(images))
+        if not found:
+            raise TypeError(
+                f"{type(self).__name__} has no likelihood or other score of its own to judge images by: fit one of "
+                "vje.ood.detectors, such as KNN, on its embeddings, or use a model trained with VJE"
+            )
+        return found
+
     def linear_classifier(self) -> nn.Linear | None:
         """The classifier on z that was trained with the encoder, for methods that have one."""
         return None
