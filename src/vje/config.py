@@ -149,6 +149,10 @@ class OptimizerConfig:
     clip_norm: float = 0.0
     """Largest gradient norm; 0 for no limit."""
 
+    def __post_init__(self) -> None:
+        if self.schedule_epochs == self.epochs:  # one way of saying it, so that equal runs have equal settings
+            object.__setattr__(self, "schedule_epochs", None)
+
     @property
     def span(self) -> int:
         """Epochs of the schedules.
@@ -205,8 +209,9 @@ class Config:
     def check(self) -> None:
         """Refuse values that cannot work, before anything is loaded."""
         _require(self.optimizer.epochs >= 1, "--epochs", self.optimizer.epochs, "at least 1")
-        span = self.optimizer.span
-        _require(span >= self.optimizer.epochs, "--schedule-epochs", span, f"EPOCHS ({self.optimizer.epochs}) or more")
+        span, epochs = self.optimizer.span, self.optimizer.epochs
+        least = f"EPOCHS ({epochs}) or more (on --resume, --schedule-epochs {epochs} --extend makes it so)"
+        _require(span >= epochs, "--schedule-epochs", span, least)
         _require(self.optimizer.batch >= 2, "--batch", self.optimizer.batch, "at least 2")
         _require(0 < self.optimizer.lr < math.inf, "--lr", self.optimizer.lr, "positive, and finite")
         _require(self.optimizer.accumulate >= 1, "--accumulate", self.optimizer.accumulate, "at least 1")

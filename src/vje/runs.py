@@ -135,6 +135,11 @@ class RunFolder:
         """The epochs recorded so far."""
         return list(_read_lines(self.metrics_file))
 
+    def epochs_done(self) -> int:
+        """The last epoch recorded, 0 before the first; lines of earlier ones may be damaged."""
+        epochs = [record["epoch"] for record in self.metrics() if isinstance(record.get("epoch"), int)]
+        return epochs[-1] if epochs else 0
+
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """Add one line to a ``.jsonl`` file of the run."""
         try:
@@ -154,11 +159,11 @@ class RunFolder:
         """How far the run got, in words."""
         if self.model_file.exists():
             return "finished"
-        epochs = [record["epoch"] for record in self.metrics() if isinstance(record, dict) and "epoch" in record]
+        epochs = self.epochs_done()
         if not (self.path / "failed.json").exists():
-            return f"{epochs[-1]} epochs done" if epochs else "no epoch finished yet"
+            return f"{epochs} epochs done" if epochs else "no epoch finished yet"
         where = f"diverged at step {self.read('failed')['step']}"
-        return f"{where}, {epochs[-1]} epochs done" if epochs else f"{where}, in the first epoch"
+        return f"{where}, {epochs} epochs done" if epochs else f"{where}, in the first epoch"
 
     def out_of_date(self, name: str) -> str:
         """Why the result in ``RUN/<name>.json`` is not that of the model that is here now, in words; empty if it is.

@@ -1,6 +1,10 @@
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from vje.data.batches import evaluation_batches
 from vje.data.decode import fit_image
 from vje.data.folders import scan_folder
 from vje.data.sources import ArraySource
+from vje.errors import UserError
 from vje.preprocessing import Preprocessing
 
 Picture = Callable[..., Path]
@@ -121,3 +126,105 @@ def test_stopping_early_leaves_no_processes(tmp_path: Path, picture: Picture) ->
     assert len(multiprocessing.active_children()) == 2
     iterator.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
+
+
+# What may happen to processes
+
+
+@pytest.fixture
+def twelve(tmp_path: Path, picture: Picture) -> Path:
+    for i in range(12):
+        picture(f"{i:02}.png")
+    return tmp_path
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_the_death_of_a_process_is_told_in_words(twelve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ArraySource, "fitted", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    images = np.zeros((12, 40, 9, 3), dtype=np.uint8)
+    with pytest.raises(UserError, match=r"ended from outside, perhaps for want of memory: try fewer --workers\."):
+        list(evaluation_batches(ArraySource(images), PREPARE, 4, workers=2))
+    wait_until(lambda: not multiprocessing.active_children())
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_processes_leave_signals_to_the_parent(twelve: Path) -> None:
+    batches = evaluation_batches(scan_folder(twelve), PREPARE, 1, workers=2)
+    found = [next(batches)]
+    for child in multiprocessing.active_children():
+        assert child.pid is not None
+        for kind in ("INT", "TERM"):  # from another process, as a terminal or a scheduler would
+            subprocess.run(["sh", "-c", f"kill -{kind} {child.pid}"], check=True)
+    found += list(batches)
+    assert torch.cat([batch.indices for batch in found]).tolist() == list(range(12))
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_without_semaphores_threads_decode(twelve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__", refuse)
+    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__del__", lambda _: None)
+    batches = evaluation_batches(scan_folder(twelve), PREPARE, 5, workers=2)
+    assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+SCRIPT = """
+import multiprocessing, os, sys, threading, time
+from vje.data import batches
+from vje.data.folders import scan_folder
+from vje.preprocessing import Preprocessing
+
+batches.MANY, batches.PART = 10, 1
+os.sched_getaffinity = lambda _: {0, 1}
+prepare = Preprocessing(size=10, crop=8, channels=3, mean=(0.0,) * 3, std=(1.0,) * 3)
+stream = batches.evaluation_batches(scan_folder(sys.argv[1]), prepare, 1, 2)
+"""
+BLOCKED = """
+batches._fitted = lambda *_: time.sleep(3600)  # as a file on a lost network drive
+threading.Thread(target=next, args=(stream,), daemon=True).start()
+while len(workers := multiprocessing.active_children()) < 2:
+    time.sleep(0.05)
+print(*(worker.pid for worker in workers), flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="images are decoded by processes on Linux alone")
+def test_a_script_that_did_not_take_all_batches_ends(twelve: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT + "next(stream)", twelve]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="images are decoded by processes on Linux alone")
+def test_processes_end_with_their_parent_whatever_they_wait_for(twelve: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT + BLOCKED, twelve], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(workers) == 2
+    wait_until(lambda: not any(map(lives, workers)))
+
+
+def lives(pid: int) -> bool:
+    """Whether a process still lives; one that nobody waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_negative_workers(twelve: Path) -> None:
+    with pytest.raises(UserError, match="--workers must be 0 or more, got -1"):
+        next(evaluation_batches(scan_folder(twelve), PREPARE, 4, workers=-1))

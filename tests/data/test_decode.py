@@ -1,4 +1,5 @@
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -186,3 +187,11 @@ def test_fit_of_a_strip_takes_little_memory() -> None:
 def test_no_torch_is_loaded(module: str) -> None:
     code = f"import sys, vje.data.{module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    with pytest.raises(UnreadableImage, match="not a file but a pipe, a socket or a device"):
+        read_image(tmp_path / "a.jpg", 3)
+    assert is_grey(tmp_path / "a.jpg") is None

@@ -248,7 +248,7 @@ def test_a_finished_run_says_so(finished, capsys):
         (["--epochs", "3", "--schedule-epochs", "4"], ["--epochs 2 -> 3 cannot be changed", "those of a run of 2"]),
         (["--schedule-epochs", "4"], ["--schedule-epochs 4 cannot be given on resume", "--extend"]),
         (["--epochs", "1", "--schedule-epochs", "2"], ["--epochs 2 -> 1 cannot be changed", "epochs are done"]),
-        (["--schedule-epochs", "1"], ["--schedule-epochs must be EPOCHS (2) or more, got 1"]),
+        (["--schedule-epochs", "1"], ["--schedule-epochs must be EPOCHS (2) or more", "got 1"]),
         (["--epochs", "1", "--extend"], ["--extend is for more epochs, and --epochs 1 is fewer than the run's 2"]),
         (["--out", "elsewhere"], ["--out cannot be given with --resume"]),
     ],
@@ -294,8 +294,32 @@ def test_the_start_of_a_longer_run_is_that_run_so_far(trained_run, tmp_path, cap
     assert "from here on" not in capsys.readouterr().out
     assert same_model(tmp_path / "run", trained_run)
     assert_same_state(tmp_path / "run", trained_run)
-    assert main(["train", "--resume", str(tmp_path / "run"), "--epochs", "3"]) == 2
-    assert "--schedule-epochs must be EPOCHS (3) or more, got 2" in capsys.readouterr().err
+    assert RunFolder(tmp_path / "run").read("config")["optimizer"] == config["optimizer"]  # one way of saying it
+
+
+def test_more_epochs_than_the_schedules_have_must_be_asked_for(trained_run, tmp_path, capsys):
+    config = RunFolder(trained_run).read("config")
+    options = ["--data", config["data"]["data"], "--device", "cpu", "--lr", "0.01", "--batch", "8"]
+    assert (
+        main(["train", "digits", *options, "--epochs", "1", "--schedule-epochs", "2", "--out", str(tmp_path / "r")])
+        == 0
+    )
+    more = ["train", "--resume", str(tmp_path / "r"), "--epochs", "3"]
+    assert main(more) == 2
+    assert (
+        "EPOCHS (3) or more (on --resume, --schedule-epochs 3 --extend makes it so), got 2" in capsys.readouterr().err
+    )
+    assert main([*more, "--schedule-epochs", "3", "--extend"]) == 0
+    assert len(untimed(tmp_path / "r")) == 3
+
+
+def test_damaged_lines_do_not_hide_how_many_epochs_are_done(finished, capsys):
+    file = finished / "metrics.jsonl"
+    file.write_text("damaged\n" + file.read_text().splitlines()[1] + "\n")
+    assert main(["train", "--resume", str(finished), "--epochs", "1", "--schedule-epochs", "2"]) == 2
+    assert "2 epochs are done" in capsys.readouterr().err
+    assert main(["train", "--resume", str(finished)]) == 0
+    assert "is finished (2 epochs)" in capsys.readouterr().out
 
 
 def test_a_run_may_stop_early_and_keep_its_schedules(interrupted_early, trained_run, capsys):

@@ -103,6 +103,10 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
                 found[name] = cached_features(model, source, folder.cache, options.batch, options.workers, report)
             tell_unreadable(found[name].failures, f"{name} images")
     result = evaluate(model, found.get("train"), found["test"], options.k)
+    if splits.missing and result.pop("classifier", None):
+        print(
+            "accuracy is left out: where images lack, classes may have other numbers than in training", file=sys.stderr
+        )
     result["data"] = {"name": config.data.data, "test_images": len(splits.test), "seed": config.run.seed}
     result |= {"epochs": config.optimizer.epochs, "finished": folder.model_file.exists()}
     result |= {"method": model.name(), "weights": weights_fingerprint(model)[:16]}

@@ -134,12 +134,12 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
     options, config = _options(stored, rest, command("vje", "train", "--resume", path))
     if options.out is not None:
         raise UserError("--out cannot be given with --resume: a run goes on in its own folder.")
-    _check_changes(stored, config, options.extend, done=len(folder.metrics()))
+    _check_changes(stored, config, options.extend, done=folder.epochs_done())
     if config.data.data == stored.data.data:  # relative to where the run was started, which may not be here
         config = replace(config, data=replace(config.data, data=own_data(folder, stored.data.data)))
     _check_surroundings(config)
     watch = _watch_port(options)
-    if folder.model_file.exists() and len(folder.metrics()) >= config.optimizer.epochs:
+    if folder.model_file.exists() and folder.epochs_done() >= config.optimizer.epochs:
         print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: {command('vje', 'evaluate', path)}")
         return 0
     with claimed(folder) if _is_first() else nullcontext():

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from vje.data.decode import UnreadableImage
 from vje.data.sources import ArraySource, ImageSource
-from vje.data.workers import leave_interrupts_to_the_parent
+from vje.data.workers import answer_to_the_parent, death_in_words, signals_held
+from vje.errors import UserError
 from vje.preprocessing import Preprocessing
 from vje.resize import is_exact
 
@@ -60,6 +61,8 @@ def evaluation_batches(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
+    if workers < 0:
+        raise UserError(f"--workers must be 0 or more, got {workers}.")
     batches = (range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size))
     if isinstance(source, ArraySource) and is_exact(*source.uniform_shape):
         for indices in batches:
@@ -121,13 +124,19 @@ def _by_processes(
         batch_size=None,
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # the usual one would make tensors
         num_workers=min(workers, len(parts)),
-        worker_init_fn=leave_interrupts_to_the_parent,
+        worker_init_fn=answer_to_the_parent,
         multiprocessing_context="fork",
         generator=torch.Generator(),  # the loader draws from it; the global generator stays as it was
     )
-    decoded = iter(loader)
+    try:
+        with signals_held():
+            decoded = iter(loader)
+    except OSError:  # no semaphores, or no more processes, are to be had here
+        yield from _by_threads(source, preprocessing, batches, workers)
+        return
     for batch in batches:
-        indices, images, failures = zip(*(next(decoded) for _ in range(0, len(batch), PART)), strict=True)
+        with death_in_words():
+            indices, images, failures = zip(*(next(decoded) for _ in range(0, len(batch), PART)), strict=True)
         places = torch.tensor(list(chain(*indices)), dtype=torch.int64)
         yield EvalBatch(places, torch.from_numpy(np.concatenate(images)), list(chain(*failures)))
 

@@ -5,6 +5,7 @@ Everything a folder of pictures is likely to hold comes out as grey (``L``) or `
 """
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -108,6 +109,9 @@ def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def _open(file: str | os.PathLike[str] | IO[bytes], name: str) -> Image.Image:
+    kinds = (stat.S_IFREG, stat.S_IFDIR)
+    if isinstance(file, (str, os.PathLike)) and stat.S_IFMT(Path(file).stat().st_mode) not in kinds:
+        raise UnreadableImage(name, "not a file but a pipe, a socket or a device")  # reading one may never end
     try:
         return Image.open(file)
     except UnidentifiedImageError:

@@ -1,9 +1,61 @@
 """What worker processes have in common."""
 
+import multiprocessing
+import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vje.errors import UserError
+
+_PATIENCE = 2.0
 
 
-def leave_interrupts_to_the_parent(_: int) -> None:
-    """Ctrl-C, and a SIGTERM to the whole group, reach every process; only the parent should answer them."""
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Start workers in this: signals wait, here until it ends, there until :func:`answer_to_the_parent` has its say."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # workers inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def answer_to_the_parent(_: int) -> None:
+    """Let a worker process end when its parent says so or is gone, and at nobody else's wish.
+
+    Ctrl-C, and a SIGTERM to the whole group, reach every process, and are the parent's to answer: it may have work to
+    save. A worker that waits for a file, as on a lost network drive, ends all the same.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not hasattr(signal, "sigtimedwait"):  # macOS, Windows
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in this thread and those it starts
+    parent = multiprocessing.parent_process()  # which os.getppid() no longer tells if it is gone already
+    assert parent is not None and parent.pid is not None
+    threading.Thread(target=_heed, args=(parent.pid,), daemon=True).start()
+
+
+def _heed(parent: int) -> None:
+    while True:
+        sent = signal.sigtimedwait({signal.SIGTERM}, _PATIENCE)
+        if os.getppid() != parent or (sent is not None and sent.si_pid == parent):
+            os._exit(0)
+
+
+@contextmanager
+def death_in_words() -> Iterator[None]:
+    """Tell a worker's death in words: it is not the program's mistake, and there is a remedy."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise UserError(
+            "a process that decodes images was ended from outside, perhaps for want of memory: try fewer --workers."
+        ) from None

@@ -37,7 +37,7 @@ def estimate(jobs: list[Job], out: Path) -> tuple[float, set[str]]:
     total, assumed = 0.0, set()
     for job in jobs:
         if "train" in job.steps and not job.obstacle:
-            left = job.run.epochs - len(job.folder.metrics())
+            left = job.run.epochs - job.folder.epochs_done()
             images, speed = SPEED.get(job.run.data(), (50_000, 10_000))
             if job.run.recipe not in measured:
                 assumed.add(job.run.recipe)

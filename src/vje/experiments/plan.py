@@ -171,7 +171,7 @@ def state_of(folder: RunFolder, epochs: int) -> str:
     """Whether a run is missing, interrupted, diverged or finished."""
     if not folder.config_file.exists():
         return "missing"
-    failed, whole = (folder.path / "failed.json").exists(), len(folder.metrics()) >= epochs
+    failed, whole = (folder.path / "failed.json").exists(), folder.epochs_done() >= epochs
     if folder.model_file.exists() or (whole and is_record(folder) and not failed):
         return "finished"
     return "diverged" if failed else "interrupted"

@@ -132,7 +132,7 @@ class Results:
             return job.folder
         if job.state == "diverged":
             raise Diverged(divergence(job.folder))
-        unfinished = f"unfinished after {len(job.folder.metrics())} epochs"
+        unfinished = f"unfinished after {job.folder.epochs_done()} epochs"
         raise Missing(self._why(run, "not trained yet" if job.state == "missing" else unfinished))
 
     def _unmeasured(self, run: Run, file: str) -> str:

@@ -11,6 +11,7 @@ from vje.data.augment import Range
 from vje.data.order import epoch_order, steps_per_epoch
 from vje.data.sources import ImageSource
 from vje.data.stream import StreamBatch, stream_loader
+from vje.data.workers import death_in_words, signals_held
 
 
 class ResidentBatches:
@@ -140,12 +141,14 @@ class StreamBatches:
     def start_epoch(self, epoch: int, first_step: int) -> None:
         """Start the workers, the first time; after that they run ahead from epoch to epoch."""
         if self._iterator is None:
-            self._iterator = iter(self._open(epoch * self.steps_per_epoch + first_step))
+            with signals_held():
+                self._iterator = iter(self._open(epoch * self.steps_per_epoch + first_step))
 
     def advance(self) -> None:
         """Copy the next batch to the device."""
         assert self._iterator is not None
-        batch = next(self._iterator)
+        with death_in_words():
+            batch = next(self._iterator)
         for buffer, images in zip(self._images, (batch.view_1, batch.view_2), strict=True):
             buffer.copy_(images, non_blocking=True)
         if self._all_labels is not None:
