@@ -64,6 +64,22 @@ def test_fewer_images_are_told_and_marked(vje, mine):
         assert unusual(RunFolder(mine / "run"), command) == "3 of the run's images missing"
 
 
+def test_without_a_class_no_accuracy_is_given(vje, mine, tiny):
+    """Classes b and c are numbers 1 and 2 in training, and 0 and 1 of those that are left without a."""
+    (mine / "pictures/c").mkdir()
+    for file in sorted((mine / "pictures/b").iterdir())[::2]:
+        file.rename(mine / "pictures/c" / file.name)
+    options = ("--method", "supervised", "--data", "pictures", "--out", "judge", *tiny)
+    assert vje("train", "folder", *options).status == 0
+    assert vje("evaluate", "judge", "--device", "cpu", "--k", 5).status == 0
+    assert "classifier" in json.loads((mine / "judge/evaluation.json").read_text())
+    shutil.rmtree(mine / "pictures/a")
+    with pytest.warns(UserWarning, match="lacks 24 of the 48"):
+        answer = vje("evaluate", "judge", "--device", "cpu", "--k", 5)
+    assert answer.status == 0 and "accuracy is left out" in answer.err
+    assert "classifier" not in json.loads((mine / "judge/evaluation.json").read_text())
+
+
 def test_the_page_says_of_how_many_images_the_map_is(vje, mine):
     take_away(mine, held_out=2)
     with pytest.warns(UserWarning, match="lacks 2 of the 48"):
