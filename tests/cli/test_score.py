@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vje.data.workers import WorkerEnded
 from vje.ood.detector import ImageDetector
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -325,3 +326,24 @@ def test_memory_does_not_grow(vje, run: Path, tmp_path: Path, monkeypatch, many_
     )
     assert written == [1, 8, 8, 8, 8, 8, 8, 2]
     assert len(jobs[0].extremes.highest()) == len(jobs[0].extremes.lowest()) == 3
+
+
+def test_when_a_decoding_process_is_killed_the_rest_can_be_appended(
+    vje, run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole.csv", tmp_path / "scores.csv"
+    assert vje("score", run, photos, "--out", whole, "--batch", 4).status == 0
+    stream = ImageDetector.stream
+
+    def die(*arguments, **options):
+        yield next(stream(*arguments, **options))
+        raise WorkerEnded("a process that decodes images was ended from outside.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageDetector, "stream", die)
+        answer = vje("score", run, photos, "--out", out, "--batch", 4)
+    assert answer.status == 2
+    assert f"{out} keeps what was done. To go on, add --append to the command." in answer.err
+    assert 0 < len(read(out)) < len(read(whole))
+    assert vje("score", run, photos, "--out", out, "--batch", 4, "--append").status == 0
+    assert [row["file"] for row in read(out)] == [row["file"] for row in read(whole)]

@@ -12,6 +12,10 @@ from vje.errors import UserError
 _PATIENCE = 2.0
 
 
+class WorkerEnded(UserError):
+    """A worker process was ended from outside; what was done until then can be kept."""
+
+
 @contextmanager
 def signals_held() -> Iterator[None]:
     """Start workers in this: signals wait, here until it ends, there until :func:`answer_to_the_parent` has its say."""
@@ -56,6 +60,6 @@ def death_in_words() -> Iterator[None]:
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise UserError(
+        raise WorkerEnded(
             "a process that decodes images was ended from outside, perhaps for want of memory: try fewer --workers."
         ) from None
