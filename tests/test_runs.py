@@ -198,8 +198,10 @@ def test_what_came_after_a_step_is_forgotten(run):
     run.forget_after(8)
     assert [record["step"] for record in run.metrics()] == [4, 8]
     assert [json.loads(line)["text"] for line in run.warnings_file.read_text().splitlines()] == ["at 4", "at 8"]
+    assert run.warnings() == ["at 4", "at 8"]
+    run.append(run.warnings_file, {"text": "of no step"})
     run.forget_after(0)
-    assert run.metrics() == []
+    assert run.metrics() == [] and run.warnings() == ["of no step"]
 
 
 # Whole or not at all

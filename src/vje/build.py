@@ -275,6 +275,11 @@ def step_options(config: Config, device: torch.device, world: World, share: int,
     )
 
 
+def stream_workers(config: Config) -> int:
+    """Processes that decode streamed images: as many as asked for, one a core at most."""
+    return min(config.data.workers, os.cpu_count() or 1)
+
+
 def _build_batches(config: Config, data: Data, device: torch.device, world: World, share: int) -> EpochBatches:
     batch, count = config.optimizer.batch, len(data.splits.train)
     if data.resident is not None:
@@ -300,7 +305,7 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
         world=world.size,
         seed=config.run.seed,
         epochs=config.optimizer.epochs,
-        workers=min(config.data.workers, os.cpu_count() or 1),
+        workers=stream_workers(config),
         device=device,
     )
 
@@ -322,4 +327,4 @@ def _chance(test: ImageSource) -> float | None:
     """Accuracy in percent of always guessing the commonest class."""
     if test.labels is None or not len(test.labels):
         return None
-    return 100.0 * float(np.bincount(test.labels).max()) / len(test.labels)
+    return 100.0 * float(np.unique(test.labels, return_counts=True)[1].max()) / len(test.labels)

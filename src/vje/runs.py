@@ -140,6 +140,10 @@ class RunFolder:
         epochs = [record["epoch"] for record in self.metrics() if isinstance(record.get("epoch"), int)]
         return epochs[-1] if epochs else 0
 
+    def warnings(self) -> list[str]:
+        """What the alarms said so far."""
+        return [str(record["text"]) for record in _read_lines(self.warnings_file) if "text" in record]
+
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """Add one line to a ``.jsonl`` file of the run."""
         try:
@@ -152,7 +156,7 @@ class RunFolder:
         """Drop recorded lines later than ``step``: training goes on from there and will write them again."""
         for file in (self.metrics_file, self.warnings_file):
             if file.exists():
-                kept = [record for record in _read_lines(file) if record["step"] <= step]
+                kept = [record for record in _read_lines(file) if record.get("step", 0) <= step]
                 write_atomically(file, "".join(json.dumps(record) + "\n" for record in kept).encode())
 
     def progress(self) -> str:

@@ -128,3 +128,33 @@ def test_not_resumed_on_other_images(vje, mine, stopped):
     (mine / "others").rename(mine / "pictures")
     assert vje("train", "--resume", "run").status == 0  # what was refused left no trace
     assert (mine / "run/model.safetensors").read_bytes() == stopped
+
+
+def test_a_folder_of_that_name_elsewhere_is_not_taken_for_it(vje, mine, tmp_path, monkeypatch):
+    """The run knows its images as ``pictures``, and a folder of that name happens to be here too."""
+    assert vje("evaluate", "run", "--device", "cpu", "--k", 5).status == 0
+    expected = json.loads((mine / "run/evaluation.json").read_text())["knn"]
+    (tmp_path / "other/pictures").mkdir(parents=True)
+    for i in range(20):
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"other/pictures/{i}.png")
+    monkeypatch.chdir(tmp_path / "other")
+    assert vje("evaluate", mine / "run", "--device", "cpu", "--k", 5).status == 0
+    assert json.loads((mine / "run/evaluation.json").read_text())["knn"] == expected
+
+
+def test_monitoring_ends_where_no_held_out_image_can_be_read(vje, tmp_path, tiny):
+    """Training goes on: it needs other images."""
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        file = tmp_path / "pictures" / "ab"[i % 2] / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(file)
+    options = ("--data", tmp_path / "pictures", "--out", tmp_path / "run", *tiny, "--epochs", 4, "--knn-every", 2)
+    assert vje("train", "folder", *options, "--epochs", 1).status == 0
+    held_out = json.loads((tmp_path / "run/data.json").read_text())["held_out"]
+    for name in held_out:
+        (tmp_path / "pictures" / name).write_text("no picture")
+    answer = vje("train", "folder", *options, "--out", tmp_path / "second")
+    assert json.loads((tmp_path / "second/data.json").read_text())["held_out"] == held_out
+    assert answer.status == 0 and answer.err.count("k-NN accuracy is left out: none of the images") == 1
+    assert [record.get("knn") for record in RunFolder(tmp_path / "second").metrics()] == [None] * 4

@@ -53,7 +53,7 @@ def test_a_run_with_labels(vje, mine, monkeypatch):
     assert answer.out.strip() == f"Written to {mine / 'report.html'}"
     found = data_of(mine / "report.html")
     assert found["map"]["count"] == 32 and found["map"]["space"] == "posterior means"
-    assert found["map"]["classes"] == {str(n): str(n) for n in range(4)}
+    assert found["map"]["classes"] == [str(n) for n in range(4)]
     names = [one["name"] for one in found["map"]["statistics"]]
     assert {"nll", "kl", "variance", "anisotropy", "norm", "isolation"} <= set(names)
     assert [panel["title"] for panel in found["panels"]][:2] == ["k-NN accuracy (%)", "Loss"]

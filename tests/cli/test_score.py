@@ -123,6 +123,16 @@ def test_sheet(vje, run: Path, photos: Path, tmp_path: Path) -> None:
     assert answer.status == 0 and "no image could be read for the sheet" in answer.err
 
 
+def test_the_sheet_is_no_photo_of_the_folder_by_whatever_path(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(photos, target_is_directory=True)
+    for place, sheet in ((photos, "link"), (tmp_path / "link", "photos")):
+        out = tmp_path / f"{sheet}.csv"
+        assert vje("score", run, place, "--out", out, "--sheet", tmp_path / sheet / "sheet.png").status == 0
+        again = vje("score", run, place, "--out", out, "--append", "--sheet", tmp_path / sheet / "sheet.png")
+        assert again.status == 0 and len(read(out)) == 17
+        (photos / "sheet.png").unlink()
+
+
 def test_parquet(vje, run: Path, photos: Path, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "scores.parquet"
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -1,3 +1,6 @@
+import multiprocessing
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,18 @@ def test_any_number_of_workers_gives_the_same(source: FolderSource) -> None:
     before = torch.get_rng_state()
     assert same(batches(source, workers=2), batches(source, workers=0))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers look for their parent on Linux alone")
+def test_workers_are_children_of_this_process_whatever_python_starts_by_default(
+    source: FolderSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "_default_context", multiprocessing.get_context("forkserver"), raising=False)
+    loader = stream_loader(source, batch_size=4, size=8, channels=3, seed=7, start_step=0, stop_step=5, workers=1)
+    rows = iter(loader)
+    (worker,) = rows._workers
+    assert os.getpid() == int(Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert len(list(rows)) == 5
 
 
 def test_resuming_gives_the_tail(source: FolderSource) -> None:

@@ -141,6 +141,32 @@ here["Runner"]([here["job"](out, 0, wait, "(place / 'never').touch()")], None, 1
 """
 
 
+def test_a_request_while_a_process_is_being_made_reaches_it_once(tmp_path, work, monkeypatch):
+    """Between the decision to start a step and its process there is none to tell."""
+    polite = (
+        "import signal; hits = []\nsignal.signal(signal.SIGTERM, lambda *_: hits.append(1))\n"
+        "(place / '{0}').touch()\nwhile not hits: time.sleep(0.01)\n"
+        "time.sleep(0.1); (place / '{0} told').write_text(str(len(hits))); sys.exit(130)"
+    )
+    start = subprocess.Popen
+
+    def interrupted(*arguments, **more):
+        if (tmp_path / "first").exists():  # now the second is being made
+            os.kill(os.getpid(), signal.SIGTERM)
+        process = start(*arguments, **more)
+        if not (tmp_path / "first").exists():
+            wait_for(tmp_path / "first")
+        else:
+            wait_for(tmp_path / "second")
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    jobs = [job(tmp_path, seed, polite.format(name)) for seed, name in enumerate(("first", "second"))]
+    runner, _ = work(*jobs, parallel=2)
+    assert runner.stopped and runner.failures == {}
+    assert [(tmp_path / f"{name} told").read_text() for name in ("first", "second")] == ["1", "1"]
+
+
 def test_what_outlived_its_parent_is_waited_for_while_others_go_on(tmp_path, work):
     """The call before was killed, and its child goes on until it sees what the other job makes."""
     parent = subprocess.Popen([sys.executable, "-c", ORPHAN, __file__, str(tmp_path)])

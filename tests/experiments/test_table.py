@@ -133,6 +133,8 @@ def test_empty_cells_have_their_reason_below(tmp_path, declared):
     assert "Missing, not trained yet: digits_nu-3_e2_s1, digits_nu-3_e2_s2." in page
     assert "Missing, not measured yet (vje evaluate): digits_e2_s2." in page
     assert "Missing, knn.z is not finite: digits_e2_s1." in page
+    RunFolder(tmp_path / "digits_e2_s1").write("evaluation", {"knn": {"z": [80.0]}})
+    assert "Missing, knn.z of evaluation.json is not a number: digits_e2_s1." in make(experiment, tmp_path)[2]
 
 
 def test_a_run_that_diverged_has_no_value_even_if_epochs_before_have_it(tmp_path, declared):

@@ -5,7 +5,7 @@ import pytest
 
 from vje.data.sources import ArraySource
 from vje.errors import UserError
-from vje.ood.benchmark import BENCHMARKS, find_sets, id_images, without_first
+from vje.ood.benchmark import BENCHMARKS, benchmark_name, find_sets, id_images, without_first
 
 
 def numbered(labels: list[int]) -> ArraySource:
@@ -18,6 +18,20 @@ def test_first_images_of_each_class_in_file_order_are_validation() -> None:
     first, rest = without_first(numbered([1, 0, 1, 1, 0, 0, 2]), 2)
     assert [int(first.image(i, 1).getpixel((0, 0))) for i in range(len(first))] == [0, 1, 2, 4, 6]
     assert [int(rest.image(i, 1).getpixel((0, 0))) for i in range(len(rest))] == [3, 5]
+
+
+def test_class_numbers_may_be_far_apart() -> None:
+    source = numbered([10**12, 3, 10**12, 3, 7])
+    first, rest = without_first(source, 1)
+    assert first.labels.tolist() == [10**12, 3, 7] and rest.labels.tolist() == [10**12, 3]
+    validation, test = id_images("cifar10", numbered([10**12, 3] * 12))
+    assert validation.labels.tolist() == [10**12, 3] and len(test) == 22
+
+
+@pytest.mark.parametrize("data", ["cifar10", "CIFAR-10", "Cifar_10", "data/cifar10.npz", "/there/CIFAR10.NPZ"])
+def test_a_set_has_its_benchmark_however_it_is_spelled(data: str) -> None:
+    assert benchmark_name(data) == "cifar10"
+    assert benchmark_name("my-cifar10-photos") is None
 
 
 def test_cifar10_keeps_nine_thousand_test_images() -> None:

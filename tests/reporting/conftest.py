@@ -106,7 +106,7 @@ def make_atlas():
 def reported(tmp_path_factory):
     """A run folder with everything that a report shows; its checkpoint is a file without content."""
     folder = RunFolder.create(tmp_path_factory.mktemp("reported") / "run")
-    (folder.checkpoints / "step-20").touch()
+    (folder.checkpoints / "step-000000020.safetensors").touch()
     config = load_recipe("digits")
     folder.write("config", to_dict(replace(config, data=replace(config.data, data=NASTY))))
     folder.write("data", {"train_images": 10, "test_images": 300, "labels": True})

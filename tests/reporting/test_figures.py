@@ -101,11 +101,13 @@ def test_roc_curves_have_flagged_images_across_and_caught_ones_up(drawn, tmp_pat
 def test_densities_are_drawn_over_the_same_bins_each_of_area_one(drawn, tmp_path):
     rng = np.random.default_rng(0)
     save_densities(tmp_path / "x.png", rng.uniform(0, 1, 500), {"other": rng.uniform(3, 4, 200)})
-    inside, outside = (list(bars.patches) for bars in drawn["ood"].axes[0].containers)
-    assert [bar.get_x() for bar in inside] == [bar.get_x() for bar in outside]
-    for bars, low, high in ((inside, 0, 1), (outside, 3, 4)):
-        assert sum(bar.get_width() * bar.get_height() for bar in bars) == pytest.approx(1)
-        centres = [bar.get_x() + bar.get_width() / 2 for bar in bars if bar.get_height() > 0]
+    inside, outside = (steps.get_data() for steps in drawn["ood"].axes[0].patches)
+    assert np.array_equal(inside.edges, outside.edges)
+    for steps, low, high in ((inside, 0, 1), (outside, 3, 4)):
+        assert (np.diff(steps.edges) * steps.values).sum() == pytest.approx(
+            1, abs=0.011
+        )  # two of 200 are beyond the ends
+        centres = (steps.edges[1:] + steps.edges[:-1])[steps.values > 0] / 2
         assert low - 0.05 < min(centres) < max(centres) < high + 0.05
 
 
@@ -190,8 +192,25 @@ def test_ood_figures_have_a_panel_a_set_that_says_what_it_shows(drawn, tmp_path)
 def test_densities_leave_out_no_more_than_the_last_few(drawn, tmp_path):
     scores = np.linspace(0, 1, 1001)
     save_densities(tmp_path / "x.png", scores, {"other": scores})
-    bars = list(drawn["ood"].axes[0].containers[0].patches)
-    assert bars[0].get_x() == pytest.approx(0.002) and bars[-1].get_x() + bars[-1].get_width() == pytest.approx(0.998)
+    edges = drawn["ood"].axes[0].patches[0].get_data().edges
+    assert (edges[0], edges[-1]) == pytest.approx((0.002, 0.998))
+
+
+def test_densities_of_scores_that_are_all_the_same(drawn, tmp_path):
+    save_densities(tmp_path / "x.png", np.ones(5), {"other": np.ones(3)})
+    steps = drawn["ood"].axes[0].patches[0].get_data()
+    assert (np.diff(steps.edges) * steps.values).sum() == pytest.approx(1)
+
+
+def test_a_map_of_many_classes_has_them_all_and_a_legend_of_twenty(drawn, tmp_path):
+    labels = np.repeat(np.arange(25) * 40, 2)  # numbers far apart
+    places, some = np.arange(100.0).reshape(50, 2), np.arange(50, dtype=np.float32)
+    save_geometry(tmp_path / "x.png", places, labels, dict.fromkeys(STATISTICS, some))
+    axis = drawn["geometry"].axes[0]
+    assert sorted(np.concatenate([dots.get_offsets() for dots in axis.collections])[:, 0]) == list(places[:, 0])
+    assert legend_of(axis) == [str(number) for number in np.unique(labels)[:20]]
+    colours = [tuple(dots.get_facecolor()[0]) for dots in axis.collections]
+    assert len(set(colours[:10])) == 10 and colours[:10] == colours[10:20]
 
 
 def test_each_panel_is_at_its_row_and_column(drawn, tmp_path):

@@ -17,7 +17,7 @@ from vje.reporting.atlas import layout, nearest
 from vje.reporting.compare_page import compare_page
 from vje.reporting.html import Html, as_json, fill, packed, tag
 from vje.reporting.ood import densities, ood_curves, roc_points
-from vje.reporting.run_curves import curve_panels, read_warnings
+from vje.reporting.run_curves import curve_panels
 from vje.reporting.run_page import run_page
 from vje.reporting.sprites import COLUMNS, make_sprites
 from vje.runs import RunFolder
@@ -156,9 +156,9 @@ def test_curves_leave_gaps_and_find_a_methods_own_numbers():
 
 def test_a_warning_that_is_being_written_is_passed_over(tmp_path):
     folder = RunFolder(tmp_path)
-    assert read_warnings(folder) == []
+    assert folder.warnings() == []
     folder.warnings_file.write_text('{"step": 1, "text": "one"}\n{"step": 2, "te')
-    assert read_warnings(folder) == ["one"]
+    assert folder.warnings() == ["one"]
 
 
 def test_arrays_are_packed_little_endian():
@@ -173,7 +173,7 @@ def test_nothing_from_data_becomes_markup(reported, make_atlas):
     assert "<b>" not in own and own.count("</script>") == 3
     content = re.search(r'id="data">(.*?)</script>', own, re.S).group(1)
     found = json.loads(content)
-    assert found["map"]["names"][3] == f"3{NASTY}.png" and found["map"]["classes"]["1"] == NASTY
+    assert found["map"]["names"][3] == f"3{NASTY}.png" and found["map"]["classes"][1] == NASTY
     assert found["ood"]["sets"][0]["name"] == NASTY
     assert "the posterior &lt;/script&gt;&lt;b&gt;" in own
 
@@ -266,7 +266,7 @@ def test_without_the_model_times_tell_what_is_out_of_date(extended):
     assert "79.50%" in head(page) and "71.00%" not in page
     extended.model_file.unlink()  # training goes on
     assert "Left out: evaluation.json, from before training went on." in run_page(extended, None)
-    (extended.checkpoints / "step-5").touch()
+    (extended.checkpoints / "step-000000005.safetensors").touch()
     assert "Left out: evaluation.json, from before training went on; <code>vje evaluate" in run_page(extended, None)
 
 
@@ -286,7 +286,7 @@ def test_a_run_that_diverged_says_so(diverged):
     assert "Nothing more can be measured: the run has neither a model nor a checkpoint." in page
     assert "<code>vje" not in page and "makes them" not in page
     diverged.append(diverged.metrics_file, {"epoch": 1, "step": 2, "loss": 1.0})
-    (diverged.checkpoints / "step-2").touch()
+    (diverged.checkpoints / "step-000000002.safetensors").touch()
     page = run_page(diverged, None).split("<script>")[0]
     assert "diverged at step 3, 1 epochs done" in page and "<li>Diverged after epoch 1: training stopped" in page
     assert f"<code>vje evaluate {diverged.path}</code> makes it." in page and "--id PATH" in page
@@ -356,7 +356,8 @@ def test_the_page_says_which_step_the_model_is_of_if_the_curves_go_on(tmp_path, 
     shutil.copytree(reported.path, tmp_path / "killed", dirs_exist_ok=True)
     folder = RunFolder(tmp_path / "killed")
     folder.model_file.unlink(missing_ok=True)
-    folder.checkpoints.mkdir(exist_ok=True)
+    shutil.rmtree(folder.checkpoints)
+    folder.checkpoints.mkdir()
     last = folder.metrics()[-1]["step"]
     note = "The model, and so the map, is the one saved after step"
     for step, told in ((last - 1, True), (last, False)):

@@ -61,7 +61,8 @@ def run_config(folder: RunFolder, data: str | None, data_dir: Path | None) -> Co
 def own_data(folder: RunFolder, given: str) -> str:
     """What a run was trained on, also seen from another folder than the one it was started in."""
     recorded = folder.read("data").get("path") if (folder.path / "data.json").is_file() else None
-    if recorded is None or Path(given).expanduser().exists():
+    here = Path(given).expanduser()
+    if recorded is None or (here.exists() and (here.is_absolute() or not Path(recorded).exists())):
         return given
     if not Path(recorded).exists():
         raise UserError(

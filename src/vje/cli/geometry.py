@@ -117,10 +117,11 @@ def _draw(
     seed: int,
 ) -> None:
     """The map of the posterior means."""
-    from vje.reporting.geometry import save_geometry, tsne
+    from vje.reporting.atlas import layout
+    from vje.reporting.geometry import save_geometry
 
     print("Drawing the map (t-SNE) ...")
-    places = tsne(means.cpu().numpy(), seed=seed)
+    places = layout(means.cpu().numpy(), seed)
     save_geometry(file, places, labels.numpy(), {name: x.cpu().numpy() for name, x in statistics.items()}, classes)
 
 

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from vje.build import build_loop, resolve_device, scaled_warmup, set_determinism
+from vje.build import build_loop, resolve_device, scaled_warmup, set_determinism, stream_workers
 from vje.build_data import Data, build_data
 from vje.cli.console import TrainingDisplay, duration
 from vje.cli.live import watching
@@ -145,7 +145,7 @@ def _introduce(
     how = [word for word, on in (("bfloat16", options.autocast), ("compiled", options.compile)) if on]
     how += ["one CUDA graph"] if options.capture else []
     name = config.recipe if config.recipe.startswith(config.data.data) else f"{config.recipe} on {config.data.data}"
-    kept = "on the device" if data.resident is not None else f"streamed by {config.data.workers} workers"
+    kept = "on the device" if data.resident is not None else f"streamed by {stream_workers(config)} workers"
     _say(
         console,
         f"{name}: {data.train_images:,} images ({kept}), {len(data.splits.test):,} held out for "

@@ -81,7 +81,9 @@ class MapMonitor(Callback):
         """Embeddings ``[N, D]`` by the model in evaluation mode; it is left in the mode that it was in."""
         device, training = next(self.model.parameters()).device, self.model.training
         self.model.eval()
-        chunks = [embed_batch(self.model, chunk.to(device), self.autocast)[0] for chunk in images.split(BATCH)]
+        chunks = [
+            embed_batch(self.model, chunk.to(device), self.autocast, target=False)[0] for chunk in images.split(BATCH)
+        ]
         self.model.train(training)
         return torch.cat(chunks)
 

@@ -1,5 +1,6 @@
 """What the command line adds to training: k-NN every so often, and TensorBoard."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,22 @@ class KNNMonitor(Callback):
 
     def __init__(self, model: Method, data: Data, every: int, epochs: int, autocast: bool, workers: int) -> None:
         self.model, self.every, self.epochs, self.autocast = model, every, epochs, autocast
-        self.splits, self.resident = data.splits, data.resident
-        self.workers = workers
+        self.splits, self.workers = data.splits, workers
         labelled = self.splits.bank.labels is not None and self.splits.test.labels is not None
         self.active = labelled and every > 0 and len(self.splits.test) > 0
         self._sets: list[tuple[Tensor, Tensor]] = []
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Evaluate if it is time."""
-        if self.active and (record["epoch"] % self.every == 0 or record["epoch"] == self.epochs):
-            self.model.eval()
-            bank, test = (self._features(images, labels) for images, labels in self._images())
-            record["knn"] = {k: round(v, 3) for k, v in knn_of_features(self.model, bank, test).items()}
+        if not self.active or (record["epoch"] % self.every and record["epoch"] != self.epochs):
+            return
+        self.active = all(len(labels) for _, labels in self._images())
+        if not self.active:
+            print("k-NN accuracy is left out: none of the images it needs can be read.", file=sys.stderr)
+            return
+        self.model.eval()
+        bank, test = (self._features(images, labels) for images, labels in self._images())
+        record["knn"] = {k: round(v, 3) for k, v in knn_of_features(self.model, bank, test).items()}
 
     def _images(self) -> list[tuple[Tensor, Tensor]]:
         """Bank and test images in their final size, decoded the first time they are wanted."""
@@ -59,13 +64,13 @@ class KNNMonitor(Callback):
         few = source.subset(chosen)
         batches = list(evaluation_batches(few, self.model.preprocessing, BATCH, self.workers))
         kept = torch.cat([batch.indices for batch in batches])
-        device = next(self.model.parameters()).device
-        return torch.cat([b.images for b in batches]).to(device), torch.as_tensor(source.labels[chosen])[kept]
+        return torch.cat([batch.images for batch in batches]), torch.as_tensor(source.labels[chosen])[kept]
 
     def _features(self, images: Tensor, labels: Tensor) -> Features:
         z, target = [], []
-        for chunk in images.split(BATCH):
-            online, slow = embed_batch(self.model, chunk, self.autocast)
+        device = next(self.model.parameters()).device
+        for chunk in images.split(BATCH):  # the rest waits outside: at 224 px all of them would take 17 GB
+            online, slow = embed_batch(self.model, chunk.to(device), self.autocast)
             z.append(online)
             target += [] if slow is None else [slow]
         slow_features = torch.cat(target) if target else None

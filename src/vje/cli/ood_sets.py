@@ -10,7 +10,7 @@ from vje.cli.evaluate import run_config
 from vje.config import Config
 from vje.data.sources import ImageSource
 from vje.errors import UserError, command
-from vje.ood.benchmark import BENCHMARKS, Member, find_sets, id_images
+from vje.ood.benchmark import BENCHMARKS, Member, benchmark_name, find_sets, id_images
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def named_sets(words: Sequence[str]) -> dict[str, str]:
 
 def benchmark_of(data: str) -> str:
     """The benchmark for runs on a data set."""
-    name = Path(data).stem
-    if name not in BENCHMARKS:
+    name = benchmark_name(data)
+    if name is None:
         raise UserError(
             f"there is no benchmark for a run on {data} (there are {', '.join(BENCHMARKS)}): say what to compare with "
             "--id PATH --ood NAME=PATH."

@@ -162,8 +162,9 @@ def _without_own(options: Options, source: ImageSource) -> ImageSource | None:
     """The images, without what the command itself wrote, or will write, among them; None if nothing is left."""
     if not isinstance(source, FolderSource):
         return source
-    own = {file.resolve() for file in (options.file, options.sheet) if file is not None}
-    kept = [i for i, name in enumerate(source.files) if (source.root / name).absolute() not in own]
+    own = {file.name: file.resolve() for file in (options.file, options.sheet) if file is not None}
+    files = (source.root / name for name in source.files)
+    kept = [i for i, file in enumerate(files) if file.name not in own or file.resolve() not in own.values()]
     return source if len(kept) == len(source) else source.subset(kept) if kept else None
 
 

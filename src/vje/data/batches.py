@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vje.data.decode import UnreadableImage
 from vje.data.sources import ArraySource, ImageSource
-from vje.data.workers import answer_to_the_parent, death_in_words, signals_held
+from vje.data.workers import START, answer_to_the_parent, death_in_words, signals_held
 from vje.errors import UserError
 from vje.preprocessing import Preprocessing
 from vje.resize import is_exact
@@ -125,7 +125,7 @@ def _by_processes(
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # the usual one would make tensors
         num_workers=min(workers, len(parts)),
         worker_init_fn=answer_to_the_parent,
-        multiprocessing_context="fork",
+        multiprocessing_context=START,
         generator=torch.Generator(),  # the loader draws from it; the global generator stays as it was
     )
     try:

@@ -58,25 +58,27 @@ def _from_array(path: Path, count: int) -> NDArray[np.int64]:
 def _from_csv(path: Path) -> dict[str, str]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",") if row]
+            reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            lines = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"cannot read the label file {path}: it is no UTF-8 text with comma-separated columns"
         ) from error
-    header = [cell.strip().lower() for cell in rows[0]] if rows else []
+    first = lines[0][1] if lines else []
+    header = [cell.strip().lower() for cell in first]
     columns = (0, 1)
     if "file" in header and "label" in header:
         columns = (header.index("file"), header.index("label"))
-        rows = rows[1:]
+        lines = lines[1:]
     elif len(header) != 2:
         raise UserError(
             f"the label file {path} must have the columns file,label, or just these two without a header; "
-            f"its first row is {','.join(rows[0]) if rows else 'missing'!r}"
+            f"its first row is {','.join(first) or 'missing'!r}"
         )
     table: dict[str, str] = {}
-    for number, row in enumerate(rows, start=1):
+    for number, row in lines:
         if len(row) <= max(columns) or not row[columns[1]].strip():
-            raise UserError(f"the label file {path} lacks a label in row {number}: {','.join(row)!r}")
+            raise UserError(f"the label file {path} lacks a label in line {number}: {','.join(row)!r}")
         name, label = _normal(row[columns[0]]), row[columns[1]].strip()
         if table.setdefault(name, label) != label:
             raise UserError(f"the label file {path} gives {name} two labels, {table[name]} and {label}; keep one")

@@ -69,7 +69,7 @@ def open_data(data: str, data_dir: Path, labels: Path | None = None) -> RawSplit
         raw = _open_folder(name, place)
     else:
         raw = RawSplits(name, **load_npz(place))
-        raw = _with_known_classes(raw) if _canonical(data) == name else raw
+        raw = _with_known_classes(raw) if canonical(data) == name else raw
     return raw if labels is None else _with_labels(raw, labels)
 
 
@@ -99,14 +99,14 @@ def _with_known_classes(raw: RawSplits) -> RawSplits:
 def own_path(data: str) -> Path | None:
     """The absolute path of data that is given by its path, not by a name; None if it is a name or not there."""
     path = Path(data).expanduser()
-    return path.resolve() if _canonical(data) not in NAMES and path.exists() else None
+    return path.resolve() if canonical(data) not in NAMES and path.exists() else None
 
 
 def _resolve(data: str, data_dir: Path) -> tuple[str, Path | None]:
     """The set's name, and the file or folder that holds it (``None``: bundled or to be downloaded)."""
     path = Path(data).expanduser()
     if os.sep not in data and "/" not in data and path.suffix.lower() != ".npz" and data not in ("", ".", ".."):
-        name = _canonical(data)
+        name = canonical(data)
         for candidate in dict.fromkeys((data, name, *_FOLDER_NAMES.get(name, ()))):
             place = _in_data_dir(candidate, data_dir, downloadable=name in DOWNLOADED)
             if place is not None:
@@ -134,10 +134,10 @@ def _resolve(data: str, data_dir: Path) -> tuple[str, Path | None]:
     )
 
 
-def _canonical(data: str) -> str:
+def canonical(data: str) -> str:
     """A known name however it is spelled, anything else unchanged.
 
-    >>> _canonical("Fashion_MNIST"), _canonical("ImageNet-1k"), _canonical("My-Photos")
+    >>> canonical("Fashion_MNIST"), canonical("ImageNet-1k"), canonical("My-Photos")
     ('fashion-mnist', 'imagenet', 'My-Photos')
     """
     plain = data.lower().replace("-", "").replace("_", "")

@@ -19,7 +19,7 @@ from vje.data.augment import CROP_DRAWS, Range, crop_boxes
 from vje.data.decode import UnreadableImage, as_planes
 from vje.data.order import global_batch, rank_slice
 from vje.data.sources import ImageSource
-from vje.data.workers import answer_to_the_parent
+from vje.data.workers import START, answer_to_the_parent
 from vje.errors import UserError
 from vje.random import Draws, Stream
 
@@ -94,6 +94,7 @@ def stream_loader(
         collate_fn=_collate,
         num_workers=workers,
         worker_init_fn=answer_to_the_parent,
+        multiprocessing_context=START if workers else None,
         pin_memory=pin_memory,
         generator=torch.Generator(),  # the loader draws from it; the global generator stays as it was
     )

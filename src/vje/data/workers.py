@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,10 @@ from contextlib import contextmanager
 from vje.errors import UserError
 
 _PATIENCE = 2.0
+
+START = "fork" if sys.platform == "linux" else None
+"""How workers start; None for Python's own choice. On Linux they must be children of this process, which
+:func:`answer_to_the_parent` looks for: those of a fork server, which Python 3.14 starts by default, are not."""
 
 
 class WorkerEnded(UserError):

@@ -36,6 +36,7 @@ class Child:
         steps: those left, the present one first.
         log: where its output goes.
         process: of the present step.
+        told: whether it was asked to stop.
         began: when the job was started.
     """
 
@@ -43,6 +44,7 @@ class Child:
     steps: list[str]
     log: IO[bytes]
     process: "subprocess.Popen[bytes] | None" = None
+    told: bool = False
     began: float = field(default_factory=time.monotonic)
 
     def start(self, data_dir: Path | None) -> None:
@@ -53,6 +55,12 @@ class Child:
         self.process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
         )
+
+    def tell(self, number: int) -> None:
+        """Send the process a signal, if there is one."""
+        if self.process is not None and self.process.poll() is None:
+            self.told = True
+            self.process.send_signal(number)
 
     def line(self) -> str:
         """Where it stands."""
@@ -134,7 +142,13 @@ class Runner:
         how = "resuming" if job.state == "interrupted" else "next"
         self._say(f"[{number} of {self._total}] {job.run.name}: {how}: {', '.join(child.steps)}")
         self._children.append(child)
+        self._start(child)
+
+    def _start(self, child: Child) -> None:
+        """Start a job's next step; a request to stop that came while its process was being made reaches it too."""
         child.start(self.data_dir)
+        if self.stopped and not child.told:
+            child.tell(signal.SIGTERM)
 
     def _planned(self, job: Job) -> Job | None:
         """What another process has left to do of a job; None if nothing, or nothing that can be done."""
@@ -159,7 +173,7 @@ class Runner:
             return
         if status == 0 and len(child.steps) > 1 and not self.stopped:
             child.steps.pop(0)
-            child.start(self.data_dir)
+            self._start(child)
             return
         self._children.remove(child)
         child.log.close()
@@ -208,8 +222,7 @@ class Runner:
         """Begin nothing more, and tell the children."""
         self.stopped = True
         for child in self._children:
-            if child.process is not None and child.process.poll() is None:
-                child.process.send_signal(number)
+            child.tell(number)
 
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(Text(text, style), soft_wrap=True)

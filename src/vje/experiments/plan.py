@@ -11,7 +11,7 @@ from vje.errors import UserError
 from vje.experiments import PICTURES, Cell, Experiment
 from vje.experiments.grid import PYTHON, Run, Scale, data_option, method_of
 from vje.experiments.usual import unusual
-from vje.ood.benchmark import BENCHMARKS
+from vje.ood.benchmark import BENCHMARKS, benchmark_name
 from vje.runs import COMMANDS, Damaged, RunFolder, read_json
 
 
@@ -144,7 +144,7 @@ def _job(
 def missing_sets(jobs: Sequence[Job], data_dir: Path | None) -> list[str]:
     """A line for each benchmark's out-of-distribution sets that ``vje ood`` will look for and not find."""
     places = {
-        (Path(job.run.data()).stem, job.run.data_dir(data_dir))
+        (benchmark_name(job.run.data()) or "", job.run.data_dir(data_dir))
         for job in jobs
         if "ood" in job.steps and not job.obstacle
     }

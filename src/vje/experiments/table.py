@@ -175,7 +175,10 @@ def lookup(record: Any, path: str, file: str) -> float:
         if not isinstance(record, Mapping) or record.get(word) is None:
             raise Missing(f"{file} has no {path}")
         record = record[word]
-    value = float(record)
+    try:
+        value = float(record)
+    except (TypeError, ValueError):
+        raise Missing(f"{path} of {file} is not a number") from None
     if not math.isfinite(value):
         raise Missing(f"{path} is not finite")
     return value

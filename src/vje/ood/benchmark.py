@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vje.data.registry import RawSplits, open_data
+from vje.data.registry import RawSplits, canonical, open_data
 from vje.data.sources import ImageSource
 from vje.errors import UserError
 
@@ -72,15 +72,23 @@ class Member:
         return self.expected is not None and count != self.expected
 
 
+def benchmark_name(data: str) -> str | None:
+    """The benchmark of runs on a data set, given by name or by path; None if there is none.
+
+    >>> benchmark_name("CIFAR-10"), benchmark_name("data/cifar100.npz"), benchmark_name("digits")
+    ('cifar10', 'cifar100', None)
+    """
+    name = canonical(Path(data).stem)
+    return name if name in BENCHMARKS else None
+
+
 def without_first(source: ImageSource, count: int) -> tuple[ImageSource, ImageSource]:
     """Split off the first ``count`` images of each class, in file order: (those, the rest)."""
     if source.labels is None:
         raise UserError(f"{source.name} has no labels, and its validation images are the first of each class.")
-    seen = np.zeros(int(source.labels.max()) + 1, dtype=int)
     first = np.zeros(len(source), dtype=bool)
-    for index, label in enumerate(source.labels):
-        first[index] = seen[label] < count
-        seen[label] += 1
+    for label in np.unique(source.labels):
+        first[np.flatnonzero(source.labels == label)[:count]] = True
     return source.subset(np.flatnonzero(first)), source.subset(np.flatnonzero(~first))
 
 
@@ -92,8 +100,7 @@ def id_images(benchmark: str, test: ImageSource) -> tuple[ImageSource | None, Im
 def _held_out(source: ImageSource, count: int) -> tuple[ImageSource | None, ImageSource]:
     """Split off ``count`` images of each class; where a class has no more than that, a tenth of the smallest."""
     if source.labels is not None:
-        sizes = np.bincount(source.labels)
-        smallest = int(sizes[sizes > 0].min())
+        smallest = int(np.unique(source.labels, return_counts=True)[1].min())
         count = count if smallest > count else smallest // 10
     return without_first(source, count) if count else (None, source)
 

@@ -92,8 +92,9 @@ class Atlas:
             "least": least,
         }
         if self.labels is not None:
-            found["labels"] = packed(self.labels.astype(np.int32))
-            found["classes"] = {int(n): self._class(int(n)) for n in np.unique(self.labels)}
+            numbers, places = np.unique(self.labels, return_inverse=True)  # the page counts classes from 0
+            found["labels"] = packed(places.astype(np.int32))
+            found["classes"] = [self._class(int(number)) for number in numbers]
         return found
 
     def _class(self, number: int) -> str:

@@ -48,10 +48,11 @@ def save_geometry(
     figure = Figure(figsize=(12, 6), layout="constrained")
     grid = figure.add_gridspec(2, 4)
     axis = figure.add_subplot(grid[:, :2])
-    for number in np.unique(labels)[:20]:
+    for place, number in enumerate(np.unique(labels)):
         rows = labels == number
         name = str(number) if classes is None else classes[number]
-        axis.scatter(places[rows, 0], places[rows, 1], s=2, label=name, color=f"C{number % 10}", rasterized=True)
+        shown = name if place < 20 else None  # a legend of more would cover the map
+        axis.scatter(places[rows, 0], places[rows, 1], s=2, label=shown, color=f"C{place % 10}", rasterized=True)
     axis.legend(fontsize=7, markerscale=4, loc="best")
     axis.set(title="class", xticks=[], yticks=[])
     spots = [grid[row, column] for row in (0, 1) for column in (2, 3)]

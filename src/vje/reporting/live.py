@@ -13,7 +13,7 @@ from vje.reporting.atlas import Atlas
 from vje.reporting.audience import Audience
 from vje.reporting.html import POLICY, fill, page
 from vje.reporting.records import read_epochs, read_failure
-from vje.reporting.run_curves import curve_panels, method_of, read_warnings
+from vje.reporting.run_curves import curve_panels, method_of
 from vje.reporting.run_page import about, map_section
 from vje.runs import RunFolder
 
@@ -135,7 +135,7 @@ class LiveServer:
         panels = curve_panels(read_epochs(self.folder), method_of(self.folder.read("config")))
         shown = self.map._asdict()
         del shown["body"]  # the page asks for it when the number is another
-        found = {"panels": panels, "warnings": read_warnings(self.folder), "progress": dict(self.progress)}
+        found = {"panels": panels, "warnings": self.folder.warnings(), "progress": dict(self.progress)}
         return found | {"map": shown, "ended": ended}
 
     def _last_words(self) -> dict[str, Any]:

@@ -47,10 +47,9 @@ def save_densities(file: Path, inside: Array, outside: Mapping[str, Array], labe
     """
     figure, axes = _panels(len(outside))
     for axis, (data, scores) in zip(axes, outside.items(), strict=False):
-        low, high = np.quantile(np.r_[inside, scores], (0.002, 0.998))
-        bins = np.linspace(low, high, 80).tolist()
-        axis.hist(inside, bins, density=True, alpha=0.55, label="in-distribution", color="C0")
-        axis.hist(scores, bins, density=True, alpha=0.55, label=data, color="C3")
+        found = densities(inside, scores, bins=80)
+        axis.stairs(found["inside"], found["edges"], fill=True, alpha=0.55, label="in-distribution", color="C0")
+        axis.stairs(found["outside"], found["edges"], fill=True, alpha=0.55, label=data, color="C3")
         axis.set(title=data, xlabel=label, yticks=[])
         axis.legend(fontsize=7, loc="upper left")
     save_figure(figure, file, DPI)

@@ -23,7 +23,7 @@ def read_failure(folder: RunFolder) -> dict[str, Any]:
 
 def has_model(folder: RunFolder) -> bool:
     """Whether there is a model, or a checkpoint to take it from."""
-    return folder.model_file.exists() or (folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()))
+    return folder.model_file.exists() or checkpoint_step(folder) is not None
 
 
 def checkpoint_step(folder: RunFolder) -> int | None:

@@ -1,13 +1,11 @@
 """A run's training as data: which recorded numbers go into which chart, and what the alarms said."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vje.methods import find_method, method_names
 from vje.methods.method import Method
 from vje.reporting.records import is_number
-from vje.runs import RunFolder
 
 PANELS = {
     "k-NN accuracy (%)": {"knn.z": "z", "knn.mean": "mean", "knn.target": "EMA encoder's z"},
@@ -71,18 +69,6 @@ def _own_panels(records: Sequence[Mapping[str, Any]], method: type[Method]) -> l
     shared = terms if len(terms) > 1 else []
     groups = [("Terms of the loss", shared), *((titled(method, key), [key]) for key in own if key not in shared)]
     return [(title, {key: method.quantity(key).title for key in keys}) for title, keys in groups]
-
-
-def read_warnings(folder: RunFolder) -> list[str]:
-    """What the alarms said so far; a line that is being written at this moment is passed over."""
-    texts = []
-    if folder.warnings_file.exists():
-        for line in folder.warnings_file.read_text(encoding="utf-8").splitlines():
-            try:
-                texts.append(str(json.loads(line)["text"]))
-            except (json.JSONDecodeError, KeyError, TypeError):
-                break
-    return texts
 
 
 def _line(records: Sequence[Mapping[str, Any]], key: str, name: str) -> dict[str, Any] | None:

@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from vje.errors import command
 from vje.evaluation.usual import USUAL_K
 from vje.methods.method import Method
-from vje.ood.benchmark import BENCHMARKS
+from vje.ood.benchmark import benchmark_name
 from vje.reporting.atlas import Atlas
 from vje.reporting.html import Html, escaped, fill, page, table, tag
 from vje.reporting.ood_columns import OWN_SCORES
 from vje.reporting.records import checkpoint_step, has_model, no_model, read_epochs, read_failure
-from vje.reporting.run_curves import curve_panels, method_of, read_warnings, titled
+from vje.reporting.run_curves import curve_panels, method_of, titled
 from vje.runs import COMMANDS, RunFolder
 
 SCRIPTS = ("common.js", "charts.js", "pictures.js", "map.js", "galleries.js", "report.js")
@@ -53,7 +52,7 @@ def run_page(folder: RunFolder, atlas: Atlas | None, no_map: str = "", weights: 
         training=_training(bool(panels), diverged=bool(failure)),
         map=map_section(atlas, no_map),
         ood=_ood(folder, bool(curves)),
-        warnings=warnings_list([*read_warnings(folder), *_divergence(failure, records)]),
+        warnings=warnings_list([*folder.warnings(), *_divergence(failure, records)]),
         config=_config(config),
     )
     data = {"panels": panels, "map": None if atlas is None else atlas.as_data(), "ood": _curves(curves)}
@@ -178,7 +177,7 @@ def _notes(folder: RunFolder, results: Results, records: list[dict[str, Any]], a
 
 def _command(folder: RunFolder, name: str) -> str:
     """What makes a result of the run."""
-    known = name != "ood" or Path(folder.read("config")["data"]["data"]).stem in BENCHMARKS
+    known = name != "ood" or benchmark_name(folder.read("config")["data"]["data"]) is not None
     return command("vje", COMMANDS[name], folder.path) + ("" if known else " --id PATH --ood NAME=PATH")
 
 

@@ -170,7 +170,7 @@ class Loop:
             if done == total or done % self.check_every == 0:
                 averages = self._look(done)
                 now = time.monotonic()
-                speed, mark, since = since * self.global_batch / (now - mark), now, 0
+                speed, mark, since = since * self.global_batch / max(now - mark, 1e-9), now, 0
                 self._tell(Progress(epoch + 1, self.epochs, done, total, self.global_batch, speed, averages))
                 if done < total:  # at the end, the epoch is recorded first
                     self._save_if_needed(now - began)
@@ -197,14 +197,14 @@ class Loop:
     def _end_epoch(self, epoch: int, seconds: float, speed: float) -> None:
         state, total = self.step.state, self.batches.steps_per_epoch
         sums, gram = self.world.sum(state.sums), self.world.sum(state.gram)
-        record: dict[str, Any] = {"epoch": epoch, "step": self._steps_done}
-        record |= dict(zip(self.step.names, (sums / (total * self.world.size)).tolist(), strict=True))
-        record["effective_rank"] = self.rank_of(gram)
-        record["lr"] = float(self.step.learning_rates[self._steps_done - 1])
-        record |= self.batches.notes()
-        record |= {"images_per_second": round(speed, 1), "seconds": round(seconds, 3)}
-        record["elapsed"] = round(self._elapsed, 3)
         if self.world.writes:
+            record: dict[str, Any] = {"epoch": epoch, "step": self._steps_done}
+            record |= dict(zip(self.step.names, (sums / (total * self.world.size)).tolist(), strict=True))
+            record["effective_rank"] = self.rank_of(gram)
+            record["lr"] = float(self.step.learning_rates[self._steps_done - 1])
+            record |= self.batches.notes()
+            record |= {"images_per_second": round(speed, 1), "seconds": round(seconds, 3)}
+            record["elapsed"] = round(self._elapsed, 3)
             self._record(record)
         self._save_if_needed(due=epoch % self.checkpoint_epochs == 0 or epoch == self.epochs)
 
