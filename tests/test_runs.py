@@ -97,49 +97,37 @@ def test_folders_are_told_apart_by_where_they_are(run, tmp_path):
 # Results of the model that is here
 
 
-def dated(folder, **seconds):
-    for name, at in seconds.items():
-        os.utime(folder.path / f"{name}.{'safetensors' if name == 'model' else 'json'}", (at, at))
-
-
-def test_results_are_of_the_model_that_is_here(run):
-    run.write("evaluation", {"weights": "a", "finished": True})
-    run.write("ood", {"weights": "a"})
-    assert run.out_of_date("evaluation") == ""  # no model to be compared with
-    run.model_file.touch()
-    dated(run, model=100, evaluation=99, ood=100)
-    assert run.out_of_date("evaluation") == "older than the model"
-    assert run.out_of_date("ood") == ""
-    run.write("evaluation", {"weights": "a", "finished": False})
-    assert run.out_of_date("evaluation") == "from before the end of training"
-
-
 def test_weights_say_whose_a_result_is_whatever_the_times(run):
     run.model_file.touch()
     run.write("model", {"weights": "a"})
     run.write("evaluation", {"weights": "a", "finished": True})
     run.write("ood", {"weights": "b"})
-    run.write("probe", {})  # of an earlier version, which did not say
+    run.write("probe", {})  # does not say
+    other = "of other weights than the model"
     for at in (90, 110):
-        dated(run, model=100, evaluation=at, ood=at, probe=at)
-        assert run.out_of_date("evaluation") == ""
-        assert run.out_of_date("ood") == "of other weights than the model"
-        assert run.out_of_date("probe") == ("older than the model" if at == 90 else "")
-    run.model_file.unlink()  # the records alone were kept
-    assert [run.out_of_date(name) for name in ("evaluation", "ood", "probe")] == [
-        "",
-        "of other weights than the model",
-        "",
-    ]
+        os.utime(run.path / "evaluation.json", (at, at))
+        os.utime(run.model_file, (100, 100))
+        assert [run.superseded(name) for name in ("evaluation", "ood", "probe")] == ["", other, ""]
+    assert [run.superseded(name, "b") for name in ("evaluation", "ood", "probe")] == [other, "", ""]
+    (run.path / "model.json").write_text("{")  # nothing can be told
+    assert run.superseded("ood") == "" and run.superseded("ood", "c") == other
 
 
-def test_of_results_of_several_weights_the_newest_counts(run):
-    for name, weights in (("evaluation", "a"), ("ood", "b"), ("geometry", "b")):
-        run.write(name, {"weights": weights})
-    run.write("probe", {})
-    dated(run, evaluation=100, ood=101, geometry=99, probe=102)
-    assert run.out_of_date("evaluation") == "of other weights than ood.json"
-    assert [run.out_of_date(name) for name in ("ood", "geometry", "probe")] == ["", "", ""]
+def test_results_of_a_model_that_is_trained_on_are_superseded(run):
+    run.write("model", {"weights": "a"})  # the weights themselves are gone
+    run.write("evaluation", {"weights": "a", "finished": True})
+    run.write("ood", {"weights": "b", "finished": False})  # of a checkpoint
+    assert run.superseded("evaluation") == "from before training went on"
+    assert run.superseded("ood") == "" and run.superseded("evaluation", "a") == ""
+
+
+def test_records_that_were_kept_without_weights_stand(run):
+    for name, weights in (("evaluation", "a"), ("ood", "b")):  # b: the same without its EMA encoder, say
+        run.write(name, {"weights": weights, "finished": True})
+    run.checkpoints.rmdir()
+    assert [run.superseded(name) for name in ("evaluation", "ood")] == ["", ""]
+    run.write("model", {"weights": "a"})
+    assert [run.superseded(name) for name in ("evaluation", "ood")] == ["", "of other weights than the model"]
 
 
 # Small files

@@ -37,10 +37,7 @@ from vje.errors import UserError, cannot_write, command
 SCHEMA = 1
 
 COMMANDS = {"evaluation": "evaluate", "probe": "probe", "geometry": "geometry", "ood": "ood"}
-"""What is measured of a run's model: the command that writes each file."""
-
-RESULTS = tuple(COMMANDS)
-"""The files of results, which say with ``weights`` which model it was."""
+"""What is measured of a run's model: the command that writes each file, which says with ``weights`` which model."""
 
 
 class Damaged(UserError):
@@ -169,30 +166,21 @@ class RunFolder:
         where = f"diverged at step {self.read('failed')['step']}"
         return f"{where}, {epochs} epochs done" if epochs else f"{where}, in the first epoch"
 
-    def out_of_date(self, name: str) -> str:
-        """Why the result in ``RUN/<name>.json`` is not that of the model that is here now, in words; empty if it is.
+    def superseded(self, name: str, weights: str | None = None) -> str:
+        """Why the result in ``RUN/<name>.json`` is not of the model that is here now, in words; empty if it is.
 
-        The fingerprints of weights in ``model.json`` and in the result decide. Where one has none, being of an earlier
-        version of this program, times and what other results say of themselves do.
+        Where there is neither a model nor a ``checkpoints`` folder, results are records that were kept, and stand.
+
+        Args:
+            name: of the result.
+            weights: fingerprint of the model that was loaded; the default is that of the trained one.
         """
-        reason, weights = self.superseded(name), self.read(name).get("weights")
-        if reason or weights is None or self._weights() is not None:
-            return reason
-        others = [other for other in RESULTS if (self.path / f"{other}.json").exists() and not self.superseded(other)]
-        dated = [(self._changed(other), other) for other in others if self.read(other).get("weights") is not None]
-        newest = max(dated)[1]
-        return "" if self.read(newest)["weights"] == weights else f"of other weights than {newest}.json"
-
-    def superseded(self, name: str) -> str:
-        """Why a result cannot be that of the trained model, in words, if there is one; other results are not asked."""
-        ours, theirs = self.read(name).get("weights"), self._weights()
-        if ours is not None and theirs is not None:
-            return "" if ours == theirs else "of other weights than the model"
-        if not self.model_file.exists():
-            return ""
-        if self._changed(name) < self.model_file.stat().st_mtime_ns:
-            return "older than the model"
-        return "from before the end of training" if self.read(name).get("finished") is False else ""
+        result = self.read(name)
+        goes_on = not self.model_file.exists() and self.checkpoints.is_dir()
+        if weights is None and goes_on:
+            return "from before training went on" if result.get("finished") else ""
+        known = {result.get("weights"), weights or self._weights()} - {None}
+        return "of other weights than the model" if len(known) > 1 else ""
 
     def _weights(self) -> str | None:
         """Fingerprint of the trained model's weights, if its description has one."""
@@ -200,9 +188,6 @@ class RunFolder:
             found = self.read("model").get("weights")
             return found if isinstance(found, str) else None
         return None
-
-    def _changed(self, name: str) -> int:
-        return (self.path / f"{name}.json").stat().st_mtime_ns
 
 
 def distinct(folders: Iterable[RunFolder]) -> list[RunFolder]:

@@ -1,7 +1,6 @@
 """``vje compare``: figures that were measured, put side by side; seeds together, everything else apart."""
 
 import json
-import os
 import re
 import statistics
 from dataclasses import replace
@@ -179,7 +178,6 @@ def test_a_model_without_a_record_of_its_training_is_finished(vje, make_run, tmp
     run = make_run("run", evaluation={"knn": {"k": 20, "z": 81.5}})
     (run / "metrics.jsonl").unlink()
     (run / "model.safetensors").touch()
-    os.utime(run / "model.safetensors", (1e9, 1e9))
     answer = vje("compare", run, "--out", tmp_path / "c")
     assert cells_of(answer.out, "cifar10") == ["cifar10", "1", "20", "81.50"] and "*" not in answer.out
 
@@ -259,6 +257,7 @@ def test_a_mean_with_an_unfinished_seed_is_marked(vje, make_run, tmp_path):
 def test_a_result_from_before_the_end_of_training_is_marked(vje, make_run, tmp_path):
     evaluation = {"knn": {"k": 20, "z": 81.5}, "finished": False}
     run = make_run("run", evaluation=evaluation, ood={"summary": {"knn": {"near": 89.0}}, "finished": True})
+    (run / "model.safetensors").touch()
     answer = vje("compare", run, "--out", tmp_path / "c")
     assert cells_of(answer.out, "cifar10")[2:5] == ["20", "81.50*", "89.00"] and "* unfinished" in answer.out
 
@@ -271,19 +270,19 @@ def test_results_of_another_model_are_left_out(vje, make_run, tmp_path):
     }
     run = make_run("run", **files)
     (run / "model.safetensors").touch()
-    for age, name in enumerate(("ood.json", "evaluation.json", "probe.json", "model.safetensors")):
-        os.utime(run / name, (2e9 - age, 2e9 - age))
+    RunFolder(run).write("model", {"weights": "new"})
     answer = vje("compare", run, "--out", tmp_path / "c")
-    assert cells_of(answer.out, "cifar10")[2:] == ["20", "33.00", "15,000"]
-    assert f"left out: {run / 'probe.json'}, of other weights than evaluation.json; `vje probe {run}`" in answer.out
-    assert f"left out: {run / 'ood.json'}, from before the end of training; `vje ood {run}`" in answer.out
-    assert len(groups_of(tmp_path)["cifar10"]["notes"]) == 2
+    assert cells_of(answer.out, "cifar10")[2:] == ["20", "33.00", "55.00*", "15,000"]
+    assert f"left out: {run / 'probe.json'}, of other weights than the model; `vje probe {run}`" in answer.out
+    assert len(groups_of(tmp_path)["cifar10"]["notes"]) == 1
 
-    os.utime(run / "model.safetensors", (2.1e9, 2.1e9))
+    RunFolder(run).write("model", {"weights": "newest"})
     answer = vje("compare", run, "--out", tmp_path / "c")
     assert cells_of(answer.out, "cifar10")[2:] == ["20", "80.00", "15,000"]  # what training saw last
-    assert answer.out.count("older than the model") == 3
-    assert f"{run / 'evaluation.json'}, older than the model; `vje evaluate {run}` makes it anew" in answer.out
+    assert answer.out.count("of other weights than the model") == 3
+    assert (
+        f"{run / 'evaluation.json'}, of other weights than the model; `vje evaluate {run}` makes it anew" in answer.out
+    )
 
 
 def test_a_mean_over_some_of_the_runs_says_of_how_many(vje, make_run, tmp_path):
@@ -518,9 +517,8 @@ def test_other_images_of_the_same_name_are_not_compared(vje, make_run, tmp_path,
 
 
 def test_a_command_for_old_results_can_be_pasted(vje, make_run, tmp_path):
-    run = make_run("five [bold]", ood=own_sets(finished=False))
+    run = make_run("five [bold]", ood=own_sets(weights="old"), model={"weights": "new"})
     (run / "model.safetensors").touch()
-    os.utime(run / "model.safetensors", (1e9, 1e9))
     answer = vje("compare", run, "--out", tmp_path / "c")
     assert f"`vje ood '{run}' --id mine/inbox --ood noise=PATH dots=PATH` makes it anew" in answer.out
 
@@ -592,13 +590,13 @@ def test_a_folder_that_is_given_twice_counts_once(vje, make_run, tmp_path):
 
 
 def test_the_page_has_the_same_marks(vje, make_run, tmp_path):
-    whole = make_run("whole", recipe="cifar10-ema", evaluation={"knn": {"k": 20, "z": 33.0}})
+    evaluation = {"knn": {"k": 20, "z": 33.0}, "weights": "old"}
+    whole = make_run("whole", recipe="cifar10-ema", evaluation=evaluation, model={"weights": "new"})
     (whole / "model.safetensors").touch()
-    os.utime(whole / "model.safetensors", (2.1e9, 2.1e9))
     assert vje("report", whole, make_run("part", epochs=40), "--out", tmp_path / "c.html").status == 0
     text = (tmp_path / "c.html").read_text(encoding="utf-8")
     assert "<td>20/40*</td><td>80.00*</td>" in text and "* unfinished" in text
-    assert "33.00" not in text.split("<script>")[0] and "evaluation.json, older than the model" in text
+    assert "33.00" not in text.split("<script>")[0] and "evaluation.json, of other weights than the model" in text
 
 
 def test_what_is_not_a_run_is_named(vje, tmp_path):

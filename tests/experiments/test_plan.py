@@ -1,7 +1,6 @@
 """What a table still needs, from the folders that are there."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,10 +133,11 @@ def test_a_relative_data_folder_is_the_same_one_for_a_child_elsewhere(tmp_path, 
         assert words[words.index("--data-dir") + 1] == str(tmp_path / "sets")
 
 
-def test_an_evaluation_older_than_the_model_is_made_again(tmp_path, experiment):
+def test_an_evaluation_of_another_model_is_made_again(tmp_path, experiment):
     run = plan(experiment, Scale(seeds=1), tmp_path, None)[0].run
     folder = make_run(tmp_path, run, evaluated=True)
-    os.utime(folder.path / "evaluation.json", (0, 0))
+    folder.write("evaluation", folder.read("evaluation") | {"weights": "a"})
+    folder.write("model", {"weights": "b"})
     assert plan(experiment, Scale(seeds=1), tmp_path, None)[0].steps == ("evaluate",)
 
 

@@ -108,8 +108,8 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
 
 
 def _confirmed(folder: RunFolder, known: dict[str, Any]) -> dict[str, Any]:
-    """Results whose weights are the trained model's are final, whatever is written there or the clock says."""
-    if folder.model_file.exists() and (not known["finished"] or folder.out_of_date("ood")):
+    """Results whose weights are the trained model's are final, whatever is written there."""
+    if folder.model_file.exists() and not known["finished"]:
         known["finished"] = True
         folder.write("ood", known)
     return known
@@ -124,9 +124,9 @@ def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
     if not (folder.path / "ood.json").exists():
         return
     found = folder.read("ood")
-    if _same_images(found, now):
+    if found.get("images") == now["images"]:
         return
-    images = found.get("images") or found.get("inputs") or found["counts"]
+    images = found.get("images", found["counts"])  # which the first versions had alone
     place = folder.path / EARLIER / f"{Path(found['data']).stem or 'images'}-{_short(images)[:8]}"
     figures = (f"ood-{name.replace('_', '-')}.png" for name in ("roc", *found["scores"]))
     try:
@@ -138,14 +138,6 @@ def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
         raise cannot_write(f"to {place}", error, "move ood.json and its figures away yourself") from None
     sets = ", ".join(name for name in found["counts"] if name != "id")
     print(f"Earlier results on other images ({found['data']} against {sets}) are in {place} now.")
-
-
-def _same_images(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two results tell the same images apart; those of older versions say so only together with options."""
-    for name in ("images", "inputs"):
-        if name in found:
-            return bool(found[name] == now[name])
-    return all(found.get(name) == now[name] for name in ("data", "counts"))
 
 
 def _inputs(options: "Options", sets: Sets) -> str:

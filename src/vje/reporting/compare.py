@@ -222,7 +222,7 @@ def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
         file = folder.path / f"{name}.json"
         if file.exists():
             try:
-                result, reason = folder.read(name), folder.out_of_date(name)
+                result, reason = folder.read(name), folder.superseded(name)
             except Damaged:
                 result, reason = {}, "which is damaged"
             if not reason and result.get("lacking"):

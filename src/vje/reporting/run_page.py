@@ -129,17 +129,8 @@ class Results(NamedTuple):
 
 def _results(folder: RunFolder, weights: str | None) -> Results:
     found = {name: content for name in RESULTS if (content := _read(folder, name))}
-    stale = {name: reason for name, x in found.items() if (reason := _out_of_date(folder, name, x, weights))}
+    stale = {name: reason for name in found if (reason := folder.superseded(name, weights))}
     return Results({name: content for name, content in found.items() if name not in stale}, stale)
-
-
-def _out_of_date(folder: RunFolder, name: str, found: dict[str, Any], weights: str | None) -> str:
-    """Why a result is not that of the model that is here now: by its weights; by times, where they are not known."""
-    if weights is not None and "weights" in found:
-        return "" if found["weights"] == weights else "of other weights than the model that is here now"
-    if found.get("finished") and not folder.model_file.exists():
-        return "from before training went on"
-    return folder.out_of_date(name)
 
 
 def _numbers(results: Mapping[str, dict[str, Any]], records: list[dict[str, Any]], method: type[Method]) -> list[Row]:
