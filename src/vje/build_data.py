@@ -60,6 +60,7 @@ class Data:
             "skipped": [list(item) for item in self.skipped],
             "ignored": len(getattr(self.splits.train, "ignored", ())),
             "held_out": self.splits.held_out_names,
+            "classes": self.splits.train.classes,
             "path": None if self.path is None else str(self.path),
         }
 

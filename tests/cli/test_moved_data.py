@@ -64,7 +64,7 @@ def test_fewer_images_are_told_and_marked(vje, mine):
         assert unusual(RunFolder(mine / "run"), command) == "3 of the run's images missing"
 
 
-def test_without_a_class_no_accuracy_is_given(vje, mine, tiny):
+def test_with_other_classes_no_accuracy_is_given(vje, mine, tiny):
     """Classes b and c are numbers 1 and 2 in training, and 0 and 1 of those that are left without a."""
     (mine / "pictures/c").mkdir()
     for file in sorted((mine / "pictures/b").iterdir())[::2]:
@@ -72,7 +72,16 @@ def test_without_a_class_no_accuracy_is_given(vje, mine, tiny):
     options = ("--method", "supervised", "--data", "pictures", "--out", "judge", *tiny)
     assert vje("train", "folder", *options).status == 0
     assert vje("evaluate", "judge", "--device", "cpu", "--k", 5).status == 0
-    assert "classifier" in json.loads((mine / "judge/evaluation.json").read_text())
+    judged = json.loads((mine / "judge/evaluation.json").read_text())["classifier"]
+    (mine / "pictures/0 new").mkdir()  # the first in order
+    for i in range(3):
+        Image.new("RGB", (8, 8)).save(mine / f"pictures/0 new/{i}.png")
+    answer = vje("evaluate", "judge", "--device", "cpu", "--k", 5)
+    assert answer.status == 0 and "accuracy is left out: the classes are not those of training" in answer.err
+    assert "classifier" not in json.loads((mine / "judge/evaluation.json").read_text())
+    shutil.rmtree(mine / "pictures/0 new")
+    assert vje("evaluate", "judge", "--device", "cpu", "--k", 5).status == 0
+    assert json.loads((mine / "judge/evaluation.json").read_text())["classifier"] == judged
     shutil.rmtree(mine / "pictures/a")
     with pytest.warns(UserWarning, match="lacks 24 of the 48"):
         answer = vje("evaluate", "judge", "--device", "cpu", "--k", 5)

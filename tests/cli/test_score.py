@@ -338,8 +338,15 @@ def test_memory_does_not_grow(vje, run: Path, tmp_path: Path, monkeypatch, many_
     assert len(jobs[0].extremes.highest()) == len(jobs[0].extremes.lowest()) == 3
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkerEnded("a process that decodes images was ended from outside."),
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),  # torch's, at work on a batch
+    ],
+)
 def test_when_a_decoding_process_is_killed_the_rest_can_be_appended(
-    vje, run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vje, run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     whole, out = tmp_path / "whole.csv", tmp_path / "scores.csv"
     assert vje("score", run, photos, "--out", whole, "--batch", 4).status == 0
@@ -347,12 +354,13 @@ def test_when_a_decoding_process_is_killed_the_rest_can_be_appended(
 
     def die(*arguments, **options):
         yield next(stream(*arguments, **options))
-        raise WorkerEnded("a process that decodes images was ended from outside.")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(ImageDetector, "stream", die)
         answer = vje("score", run, photos, "--out", out, "--batch", 4)
     assert answer.status == 2
+    assert "a process that decodes images was ended from outside" in answer.err
     assert f"{out} keeps what was done. To go on, add --append to the command." in answer.err
     assert 0 < len(read(out)) < len(read(whole))
     assert vje("score", run, photos, "--out", out, "--batch", 4, "--append").status == 0

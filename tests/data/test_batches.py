@@ -155,6 +155,22 @@ def test_the_death_of_a_process_is_told_in_words(twelve: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("error", [RuntimeError("sizes 3 and 4 do not match"), UserError("the disk is full")])
+def test_a_mistake_in_a_process_is_not_its_death(
+    twelve: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ArraySource, "fitted", fail)
+    source = ArraySource(np.zeros((12, 40, 9, 3), dtype=np.uint8))
+    with pytest.raises(type(error), match=str(error)) as caught:
+        list(evaluation_batches(source, PREPARE, 4, workers=2))
+    if isinstance(error, UserError):  # for people, who have no use for a traceback
+        assert str(caught.value) == str(error)
+
+
+@pytest.mark.usefixtures("few_are_many")
 def test_processes_leave_signals_to_the_parent(twelve: Path) -> None:
     batches = evaluation_batches(scan_folder(twelve), PREPARE, 1, workers=2)
     found = [next(batches)]
@@ -167,12 +183,12 @@ def test_processes_leave_signals_to_the_parent(twelve: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_are_many")
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_without_semaphores_threads_decode(twelve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__", refuse)
-    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__del__", lambda _: None)
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", refuse)
     batches = evaluation_batches(scan_folder(twelve), PREPARE, 5, workers=2)
     assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
 

@@ -14,6 +14,7 @@ from vje.data.folders import scan_folder
 from vje.data.order import global_batch
 from vje.data.sources import FolderSource
 from vje.data.stream import StreamBatch, stream_loader
+from vje.data.workers import death_in_words
 from vje.errors import UserError
 from vje.random import Draws, Stream
 
@@ -108,6 +109,16 @@ def test_an_unreadable_file_is_replaced_by_the_next(workers: int, source: Folder
     for before, after in zip(whole, damaged, strict=True):
         expected = [5 if index in (3, 4) else index for index in before.indices.tolist()]
         assert after.indices.tolist() == expected
+
+
+def test_nothing_readable_is_told_by_a_worker_without_its_traceback(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}.png").write_text("no image")
+    with pytest.raises(UserError) as direct:
+        batches(scan_folder(tmp_path), batch_size=2)
+    with pytest.raises(UserError) as passed_on, death_in_words():
+        batches(scan_folder(tmp_path), batch_size=2, workers=1)
+    assert str(passed_on.value) == str(direct.value)
 
 
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:

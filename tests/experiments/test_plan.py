@@ -133,6 +133,14 @@ def test_a_relative_data_folder_is_the_same_one_for_a_child_elsewhere(tmp_path, 
         assert words[words.index("--data-dir") + 1] == str(tmp_path / "sets")
 
 
+def test_parts_of_longer_runs_are_scaled_with_their_schedules(tmp_path):
+    experiment = load_experiment("ood-visimsiam-scores")
+    runs = {job.run.name: job.run for job in plan(experiment, Scale(epochs=40, seeds=1), tmp_path, None)}
+    schedules = {name: dict(run.options).get("schedule_epochs") for name, run in runs.items()}
+    assert sorted(schedules.values(), key=lambda x: x or 0) == [None, 80, 160]
+    assert {run.epochs for run in runs.values()} == {40}
+
+
 def test_an_evaluation_of_another_model_is_made_again(tmp_path, experiment):
     run = plan(experiment, Scale(seeds=1), tmp_path, None)[0].run
     folder = make_run(tmp_path, run, evaluated=True)

@@ -176,3 +176,9 @@ def test_without_a_folder_nothing_is_saved_and_nothing_is_left_unsaid():
 def test_a_classifier_may_need_few_dimensions():
     watch = CollapseWatch(dim=64, patience=0, watch_rank=False)
     assert watch({"epoch": 1, "effective_rank": 60.0}) == watch({"epoch": 2, "effective_rank": 3.0}) == []
+
+
+def test_a_clock_that_stands_still_is_no_trouble(train, small_config, tmp_path, monkeypatch):
+    monkeypatch.setattr("vje.training.loop.time.monotonic", lambda: 5.0)
+    train(small_config, tmp_path / "run")
+    assert all(record["seconds"] == 0 for record in RunFolder(tmp_path / "run").metrics())

@@ -20,6 +20,7 @@ from vje.cli.monitor import KNNMonitor
 from vje.runs import RunFolder
 from vje.training import checkpoint
 from vje.training.loop import Callback
+from vje.training.step import TrainStep
 
 CLOCK = ("images_per_second", "seconds", "elapsed")
 
@@ -234,6 +235,30 @@ def test_a_finished_run_says_so(finished, capsys):
     assert main(["train", "--resume", str(finished)]) == 0
     assert f"{finished} is finished (2 epochs). Next: vje evaluate {finished}" in capsys.readouterr().out
     assert content(finished) == before
+
+
+def test_another_schedule_for_epochs_that_are_done_is_refused(finished, capsys):
+    before = content(finished)
+    assert main(["train", "--resume", str(finished), "--schedule-epochs", "4", "--extend"]) == 2
+    assert "--schedule-epochs 4 would change nothing: all 2 epochs are done. Give more" in capsys.readouterr().err
+    assert content(finished) == before
+
+
+def test_the_death_of_a_worker_is_told_with_the_way_on(interrupted, trained_run, capsys, monkeypatch):
+    """torch raises it wherever the main thread is: in a step, say."""
+    step = TrainStep.__call__
+
+    def die(self):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(TrainStep, "__call__", die)
+    assert main(["train", "--resume", str(interrupted)]) == 2
+    said = capsys.readouterr().err
+    assert "ended from outside, perhaps for want of memory" in said and "Traceback" not in said
+    assert f"To go on from the last checkpoint: vje train --resume {interrupted}" in said
+    monkeypatch.setattr(TrainStep, "__call__", step)
+    assert main(["train", "--resume", str(interrupted)]) == 0
+    assert same_model(interrupted, trained_run)
 
 
 @pytest.mark.parametrize(

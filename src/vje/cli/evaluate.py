@@ -94,7 +94,8 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     device = resolve_device(options.device)
     set_determinism(deterministic=False)
     model = load(folder.path, str(device))
-    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    recorded = folder.read("data")
+    splits = open_splits(config.data, config.run.seed, recorded)
     found, labelled = {}, splits.bank.labels is not None and splits.test.labels is not None
     if labelled:
         check_neighbours(options.k, len(splits.bank))
@@ -104,10 +105,8 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
                 found[name] = cached_features(model, source, folder.cache, options.batch, options.workers, report)
             tell_unreadable(found[name].failures, f"{name} images")
     result = evaluate(model, found.get("train"), found["test"], options.k)
-    if splits.missing and result.pop("classifier", None):
-        print(
-            "accuracy is left out: where images lack, classes may have other numbers than in training", file=sys.stderr
-        )
+    if recorded.get("classes", splits.train.classes) != splits.train.classes and result.pop("classifier", None):
+        print("accuracy is left out: the classes are not those of training, so their numbers differ", file=sys.stderr)
     result["data"] = {"name": config.data.data, "test_images": len(splits.test), "seed": config.run.seed}
     result |= {"epochs": config.optimizer.epochs, "finished": folder.model_file.exists()}
     result |= {"method": model.name(), "weights": weights_fingerprint(model)[:16]}

@@ -14,6 +14,7 @@ from vje.cli.console import TrainingDisplay, duration
 from vje.cli.live import watching
 from vje.cli.monitor import KNNMonitor, TensorBoard
 from vje.config import Config
+from vje.data.workers import WorkerEnded, death_in_words
 from vje.environment import environment as surroundings
 from vje.errors import command
 from vje.methods.method import Method
@@ -73,19 +74,22 @@ def train(
 
 
 def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config: Config, began: float) -> int:
+    again = command("vje", "train", "--resume", folder.path)
     try:
         _warm_up(loop, console)
         _say(console, f"first step after {time.monotonic() - began:.1f} s", "dim")
         total = config.optimizer.epochs * loop.batches.steps_per_epoch
         with TrainingDisplay(console, total, loop.steps_done, model.quantities) as display:
             loop.callbacks = [*loop.callbacks, display] if loop.world.writes else []
-            loop()
+            with death_in_words():
+                loop()
     except NonFinite as error:
         if loop.world.writes:
             folder.write("failed", {"step": int(loop.step.state.bad_step), "message": str(error)})
         raise
+    except WorkerEnded as ended:
+        raise WorkerEnded(f"{ended} To go on from the last checkpoint: {again}") from None
     except Stopped as stop:
-        again = command("vje", "train", "--resume", folder.path)
         _say(console, f"Stopped after step {stop.step}; nothing is lost. Go on with: {again}")
         return 130
     if loop.world.writes:

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vje import __version__
+from vje.data.workers import death_in_words
 from vje.errors import UserError
 
 COMMANDS = {
@@ -61,7 +62,8 @@ def _dispatch(arguments: list[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" Did you mean `vje {close[0]}`?" if close else ""
         raise UserError(f"there is no command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.")
-    status: int = import_module(f"vje.cli.{name}").run(rest)
+    with death_in_words():
+        status: int = import_module(f"vje.cli.{name}").run(rest)
     return status
 
 

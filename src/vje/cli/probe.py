@@ -173,6 +173,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
         "classes": len(training.labels.unique()),
         **_protocol(options, batch, augment, rates),
         **_origin(model),
+        "finished": folder.model_file.exists(),
         **({"lacking": splits.missing} if splits.missing else {}),
     }
 

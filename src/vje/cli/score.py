@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
 
     from vje.build import resolve_device, set_determinism
     from vje.cli.score_job import ScoringJob, open_table
-    from vje.data.workers import WorkerEnded
+    from vje.data.workers import WorkerEnded, death_in_words
     from vje.ood.detector import ImageDetector
 
     if not source:
@@ -106,7 +106,8 @@ def run(arguments: list[str]) -> int:
         )
     job = ScoringJob(options, source, detector)
     try:
-        job.score()
+        with death_in_words():
+            job.score()
     except (KeyboardInterrupt, WorkerEnded):
         if options.out.suffix == ".csv":
             say(f"{options.out} keeps what was done. To go on, add --append to the command.")

@@ -199,6 +199,10 @@ def _check_length(old: OptimizerConfig, new: OptimizerConfig, extend: bool, done
             f"--extend is for more epochs, and --epochs {new.epochs} is fewer than the run's {old.epochs}: start a new "
             "run."
         )
+    elif new.epochs <= done:
+        raise UserError(
+            f"--schedule-epochs {new.span} would change nothing: all {done} epochs are done. Give more with --epochs."
+        )
     else:
         print(f"{option}: from here on the schedules are those of a run of {new.span} epochs.")
 

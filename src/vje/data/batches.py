@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import chain
 from typing import NamedTuple
 
@@ -128,10 +128,11 @@ def _by_processes(
         multiprocessing_context=START,
         generator=torch.Generator(),  # the loader draws from it; the global generator stays as it was
     )
-    try:
-        with signals_held():
-            decoded = iter(loader)
-    except OSError:  # no semaphores, or no more processes, are to be had here
+    decoded = None
+    with suppress(OSError), signals_held():  # no semaphores, or no more processes, are to be had here
+        multiprocessing.get_context(START).Lock()  # the loader would begin, and not know how to end
+        decoded = iter(loader)
+    if decoded is None:
         yield from _by_threads(source, preprocessing, batches, workers)
         return
     for batch in batches:

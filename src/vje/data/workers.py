@@ -59,12 +59,20 @@ def _heed(parent: int) -> None:
 
 @contextmanager
 def death_in_words() -> Iterator[None]:
-    """Tell a worker's death in words: it is not the program's mistake, and there is a remedy."""
+    """Tell a worker's death in words: it is not the program's mistake, and there is a remedy.
+
+    torch raises it wherever the main thread happens to be, so all that works with images has to be in this. A mistake
+    of the user's that a worker found comes with the worker's traceback, and leaves without.
+    """
     try:
         yield
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if not str(error).startswith("DataLoader worker (pid"):
             raise
         raise WorkerEnded(
             "a process that decodes images was ended from outside, perhaps for want of memory: try fewer --workers."
         ) from None
+    except UserError as error:
+        if "Original Traceback" not in str(error):
+            raise
+        raise UserError(str(error).rpartition(f"{UserError.__name__}: ")[2].strip()) from None

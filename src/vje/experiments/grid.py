@@ -39,7 +39,10 @@ class Scale:
         if not cell.recipe:
             return []
         epochs = min(cell.epochs, self.epochs or cell.epochs)
-        options = changed_options(cell.recipe, cell.options)
+        chosen = dict(cell.options)
+        if "schedule_epochs" in chosen:  # the same part of a schedule that is as much shorter
+            chosen["schedule_epochs"] = round(chosen["schedule_epochs"] * epochs / cell.epochs)
+        options = changed_options(cell.recipe, chosen)
         return [Run(cell.recipe, options, epochs, seed) for seed in range(min(cell.seeds, self.seeds or cell.seeds))]
 
     def label(self, experiment: Experiment) -> str:

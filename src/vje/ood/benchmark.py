@@ -75,10 +75,11 @@ class Member:
 def benchmark_name(data: str) -> str | None:
     """The benchmark of runs on a data set, given by name or by path; None if there is none.
 
-    >>> benchmark_name("CIFAR-10"), benchmark_name("data/cifar100.npz"), benchmark_name("digits")
+    >>> benchmark_name("CIFAR-10"), benchmark_name("data/cifar100.npz"), benchmark_name("cifar-10.1")
     ('cifar10', 'cifar100', None)
     """
-    name = canonical(Path(data).stem)
+    path = Path(data)
+    name = canonical(path.stem if path.suffix.lower() == ".npz" else path.name)
     return name if name in BENCHMARKS else None
 
 

@@ -174,7 +174,7 @@ class Loop:
                 self._tell(Progress(epoch + 1, self.epochs, done, total, self.global_batch, speed, averages))
                 if done < total:  # at the end, the epoch is recorded first
                     self._save_if_needed(now - began)
-        seconds = time.monotonic() - began
+        seconds = max(time.monotonic() - began, 1e-9)  # some clocks are coarse
         self._elapsed += seconds
         self._end_epoch(epoch + 1, seconds, (total - first_step) * self.global_batch / seconds)
 
