@@ -88,6 +88,7 @@ def test_click_shows_the_neighbours_that_were_computed(page, atlas, spot):
     image = lonely(atlas)
     page.mouse.click(*spot(page, image))
     page.wait_for_selector(f"#map-chosen[data-image='{image}']")
+    assert page.locator("#map-card").is_hidden()  # it would lie over the rings, and says the same
     tiles = page.locator("#map-chosen .tile")
     assert [int(tile.get_attribute("data-image")) for tile in tiles.all()] == atlas.neighbours[image].tolist()
     for tile, other, cosine in zip(tiles.all(), atlas.neighbours[image], atlas.similarity[image], strict=True):
@@ -212,6 +213,29 @@ def test_a_long_name_without_spaces_fits_a_phone(browser, reported, make_atlas, 
     assert page.locator("#map-legend button").all_text_contents()[1] == name
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.close()
+
+
+def test_on_a_phone_the_card_leaves_its_point_free(browser, file, atlas, spot):
+    page = browser.new_page(viewport={"width": 360, "height": 780})
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready=yes]")
+    for image in [*atlas.places.argmin(axis=0), *atlas.places.argmax(axis=0), lonely(atlas), 0, 1, 2, 3]:
+        page.get_by_label("Image number").fill(str(image))
+        page.wait_for_selector(f"#map-card[data-image='{image}']:visible")
+        (x, y), box = spot(page, int(image)), page.locator("#map-card").bounding_box()
+        assert not (box["x"] < x < box["x"] + box["width"] and box["y"] < y < box["y"] + box["height"])
+    page.keyboard.press("Enter")
+    assert page.locator("#map-card").is_hidden()
+    page.close()
+
+
+def test_an_image_that_is_not_there_is_said(page, atlas):
+    number = page.get_by_label("Image number")
+    number.fill("9999")
+    assert number.evaluate("(input) => input.validationMessage") == f"The images are 0 to {len(atlas.places) - 1}."
+    page.keyboard.press("Enter")
+    number.fill("5")
+    assert number.evaluate("(input) => input.validationMessage") == ""
 
 
 def test_it_fits_a_phone_and_follows_the_system(browser, file):

@@ -59,9 +59,12 @@ function startKeyboard(atlas) {
     const value = Number.parseInt(number.value, 10);
     return value >= 0 && value < atlas.images.count ? value : null;
   };
-  number.addEventListener("input", () => wanted() !== null && atlas.goTo(wanted()));
+  number.addEventListener("input", () => {
+    number.setCustomValidity(wanted() === null && number.value ? `The images are 0 to ${atlas.images.count - 1}.` : "");
+    if (wanted() !== null) atlas.goTo(wanted());
+  });
   number.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && wanted() !== null) atlas.choose(wanted());
+    if (event.key === "Enter" && number.reportValidity() && wanted() !== null) atlas.choose(wanted());
   });
   number.addEventListener("blur", atlas.hideCard);
   byId("map-in").addEventListener("click", () => zoom(atlas, 0.6));

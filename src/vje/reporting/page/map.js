@@ -103,11 +103,13 @@ function startMap(first) {
     card.hidden = false;
     card.dataset.image = i;
     const [left, top] = pixel(i);
-    const right = left + 14 + card.offsetWidth <= plot.clientWidth;
-    const across = right ? left + 14 : left - 14 - card.offsetWidth;
-    const down = Math.min(top - 20, plot.clientHeight - card.offsetHeight - 6);
-    card.style.left = `${Math.max(4, Math.min(across, plot.clientWidth - card.offsetWidth - 4))}px`;
-    card.style.top = `${Math.max(4, down)}px`;
+    const [width, height] = [card.offsetWidth, card.offsetHeight];
+    const within = (place, length, whole) => Math.max(4, Math.min(place, whole - length - 4));
+    const after = (place, length, whole) => (place + 14 + length <= whole ? place + 14 : place - 14 - length);
+    let [across, down] = [after(left, width, plot.clientWidth), top - 20];
+    if (across < 0) [across, down] = [left - width / 2, after(top, height, plot.clientHeight)]; // above or below, on a phone
+    card.style.left = `${within(across, width, plot.clientWidth)}px`;
+    card.style.top = `${within(down, height, plot.clientHeight)}px`;
   }
   const hideCard = () => { card.hidden = true; };
 
@@ -130,6 +132,7 @@ function startMap(first) {
     Object.assign(state, { chosen: i, at: i });
     byId("map-number").value = i;
     listNeighbours(i);
+    hideCard(); // what it says stands beside the map now, and the rings are under it
     say(`${atlas.images.described(i)} chosen; ${near(i).length} neighbours are listed`);
     update();
   }
