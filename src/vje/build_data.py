@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vje.config import Config, DataConfig
 from vje.data.batches import evaluation_batches
-from vje.data.registry import open_data, own_path
+from vje.data.registry import RawSplits, open_data, own_path
 from vje.data.resident import Resident, channel_statistics, load_resident
 from vje.data.sources import ArraySource, ImageSource
 from vje.data.splits import Splits, apply_split, prepare_splits
@@ -72,10 +72,13 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
         config: of the run.
         recorded: the ``data.json`` of the run that is being resumed; its split is used again.
     """
-    splits, settings = _divided(config.data, config.run.seed, recorded), config.data
+    settings = config.data
+    if recorded is None:
+        splits = prepare_splits(_open(settings), config.run.seed, settings.held_out)
+    else:
+        splits = apply_split(_open(settings), recorded["held_out"])
+        _check_fingerprint(splits.train, recorded, settings.data)  # files that changed, too: a resumed run is exact
     train = splits.train
-    if recorded is not None:  # files that changed, too: a resumed run is exact
-        _check_fingerprint(train, recorded, settings.data)
     channels = settings.channels or train.channels
     resize = settings.resize or settings.size
     resident = None
@@ -90,20 +93,21 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
     return Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident, own_path(settings.data))
 
 
-def open_splits(settings: DataConfig, seed: int, recorded: dict[str, Any] | None = None) -> Splits:
-    """The training, test and bank images of a run; those held out stay so, and a warning tells if some are gone."""
-    splits = _divided(settings, seed, recorded)
-    return splits if recorded is None else _counted(splits, recorded, settings.data)
+def open_splits(settings: DataConfig, recorded: dict[str, Any]) -> Splits:
+    """The training, test and bank images of a run; those held out stay so, and a warning tells if some are gone.
 
-
-def _divided(settings: DataConfig, seed: int, recorded: dict[str, Any] | None) -> Splits:
-    raw = open_data(settings.data, settings.data_dir, settings.labels)
-    if recorded is None:
-        return prepare_splits(raw, seed, settings.held_out)
-    splits = apply_split(raw, recorded["held_out"])
+    Args:
+        settings: of the run, with its images where they are now.
+        recorded: the run's ``data.json``.
+    """
+    splits = apply_split(_open(settings), recorded["held_out"])
     if isinstance(splits.train, ArraySource):  # images of arrays go by their places: others there would be mistaken
         _check_fingerprint(splits.train, recorded, settings.data)
-    return splits
+    return _counted(splits, recorded, settings.data)
+
+
+def _open(settings: DataConfig) -> RawSplits:
+    return open_data(settings.data, settings.data_dir, settings.labels)
 
 
 def _counted(splits: Splits, recorded: dict[str, Any], data: str) -> Splits:

@@ -96,6 +96,15 @@ def test_the_page_says_of_how_many_images_the_map_is(vje, mine):
     assert "The map is of 3 of the 5 images held out" in (mine / "run/report.html").read_text()
 
 
+@pytest.mark.parametrize("command", ["evaluate", "report"])
+def test_held_out_images_that_cannot_be_read_are_named(vje, mine, command):
+    name = json.loads((mine / "run/data.json").read_text())["held_out"][0]
+    (mine / "pictures" / name).write_text("no picture")
+    answer = vje(command, "run", "--device", "cpu", *(["--k", 5] if command == "evaluate" else ["--points", 3]))
+    assert answer.status == 0, answer.err
+    assert f"images: left out, as they cannot be read: {name} (" in answer.err
+
+
 def test_whole_data_is_not_marked(vje, mine):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -10,10 +10,10 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 import vje
-from vje.cli.evaluate import run_config
 from vje.cli.main import main
 from vje.cli.ood import Options
 from vje.cli.ood_sets import open_sets
+from vje.cli.subject import run_config
 from vje.config import to_dict
 from vje.data.registry import open_data
 from vje.errors import UserError

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from vje.cli import ood_sets
-from vje.cli.evaluate import run_config
 from vje.cli.ood import Options
 from vje.cli.ood_run import _inputs, _measured_already
 from vje.cli.ood_sets import Sets, benchmark_of, check_asked, check_same_images, named_sets, open_sets
+from vje.cli.subject import run_config
 from vje.data.arrays import load_npz
 from vje.data.sources import ArraySource
 from vje.errors import UserError

@@ -79,7 +79,7 @@ def test_digits(vje, tmp_path):
     assert str(run / "probe.json") in out.replace("\n", "")
 
     model = load(run)  # the same from the library
-    splits = open_splits(load_recipe("digits").data, 0, json.loads((run / "data.json").read_text()))
+    splits = open_splits(load_recipe("digits").data, json.loads((run / "data.json").read_text()))
     train, test = (cached_features(model, source, run / "cache") for source in (splits.bank, splits.test))
     training = stored_training({"z": train.z}, train.labels, batch=64)
     again = linear_probe(training, Split({"z": test.z}, test.labels), rates=(0.01, 0.1), epochs=20)

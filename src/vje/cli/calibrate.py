@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vje.cli.checks import check_vje
-from vje.cli.evaluate import run_config
+from vje.cli.checks import at_least, check_vje
+from vje.cli.subject import Batch, Device, OwnDataDir, Workers, ready_device, run_config
 from vje.data.sources import ImageSource
 from vje.errors import UserError, command
 from vje.runs import RunFolder
@@ -34,8 +34,7 @@ class Options:
     """Held-out images: a folder, an .npz, or the name of a data set."""
     split: Literal["train", "val", "test"] | None = None
     """Which part of --data; the default is test, else val, else the only one."""
-    data_dir: Path | None = None
-    """Where named data sets are; the default is where they were in training."""
+    data_dir: OwnDataDir = None
     score: Literal[
         "nll",
         "nll_directional",
@@ -54,19 +53,15 @@ class Options:
     views: Literal["one", "mirror", "ten"] = "one"
     """Views of each image that scores are means over, in `vje score` too: the image; it and its mirror image; or crops
     at the centre and the corners and their mirror images, steadier, at ten times the work."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute."""
-    batch: int = 256
-    """Images at a time."""
-    workers: int = 8
-    """Threads, or for many files processes, that decode."""
+    device: Device = "auto"
+    batch: Batch = 256
+    workers: Workers = 8
 
 
 def run(arguments: list[str]) -> int:
     """Calibrate, write and print the thresholds."""
     options = tyro.cli(Options, args=arguments, prog="vje calibrate")
-    if options.batch < 1:
-        raise UserError(f"--batch must be at least 1, got {options.batch}.")
+    at_least(1, batch=options.batch)
     if not options.run.exists() or (options.data is None and options.run.is_dir()):
         RunFolder.open(options.run)
     check_vje(options.run)
@@ -75,12 +70,10 @@ def run(arguments: list[str]) -> int:
 
     from rich.console import Console
 
-    from vje.build import resolve_device, set_determinism
     from vje.cli.console import counting
     from vje.ood.detector import ImageDetector
 
-    set_determinism(deterministic=False)
-    detector = ImageDetector.from_run(options.run, str(resolve_device(options.device)), False, options.views)
+    detector = ImageDetector.from_run(options.run, ready_device(options.device), False, options.views)
     with counting(Console(stderr=True), "images") as report:
         found = detector.calibrate(source, options.score, options.data, options.batch, options.workers, report)
     file = detector.save_calibration()
@@ -98,7 +91,7 @@ def _own_images(options: Options) -> ImageSource:
         raise UserError(f"{options.run} is a model without a run folder: name held-out images with --data.")
     folder = RunFolder.open(options.run)
     config = run_config(folder, None, options.data_dir)
-    return open_splits(config.data, config.run.seed, folder.read("data")).test
+    return open_splits(config.data, folder.read("data")).test
 
 
 def _given_images(options: Options) -> ImageSource:

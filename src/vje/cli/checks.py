@@ -1,4 +1,4 @@
-"""Mistakes that the small files of a run tell: found before torch is imported, which takes seconds."""
+"""Mistakes that options and the small files of a run tell: found before torch is imported, which takes seconds."""
 
 import sys
 from collections.abc import Sequence
@@ -6,6 +6,16 @@ from pathlib import Path
 
 from vje.errors import UserError
 from vje.runs import RunFolder, distinct, read_json
+
+
+def at_least(least: int, **options: int | None) -> None:
+    """Refuse options that are too small; those that were not given are None.
+
+    >>> at_least(1, batch=500, seeds=None)
+    """
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
 
 
 def check_vje(path: Path) -> None:

@@ -75,14 +75,14 @@ def _show(folder: RunFolder) -> int:
 
     from vje.build import build_method
     from vje.build_data import open_splits
-    from vje.cli.evaluate import run_config
+    from vje.cli.subject import run_config
     from vje.evaluation.evaluate import evaluate, in_chunks, knn_of_features
     from vje.evaluation.features import cached_features, compute_features
     from vje.models import load_vje
 
     config = run_config(folder, None, None)
     model = load_vje(folder.path)
-    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    splits = open_splits(config.data, folder.read("data"))
     bank, test = (cached_features(model, source, folder.cache) for source in (splits.bank, splits.test))
     result = evaluate(model, bank, test)
     assert model.preprocessing is not None

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from vje.cli.checks import at_least
+from vje.cli.subject import Batch, Device, Workers, ready_device
 from vje.errors import UserError, cannot_write
 from vje.runs import RunFolder
 
@@ -38,12 +40,9 @@ class Options:
     """Where named data sets are."""
     force: bool = False
     """Replace the file if it is there."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute."""
-    batch: int = 500
-    """Images at a time."""
-    workers: int = 8
-    """Threads, or for many files processes, that decode."""
+    device: Device = "auto"
+    batch: Batch = 500
+    workers: Workers = 8
 
 
 def run(arguments: list[str]) -> int:
@@ -70,8 +69,7 @@ def _check(options: Options) -> None:
         raise UserError(f"--out {options.out}: there is no folder {options.out.parent}.")
     if not os.access(options.out.parent, os.W_OK):
         raise UserError(f"--out {options.out}: you may not write to {options.out.parent}; choose another folder.")
-    if options.batch < 1:
-        raise UserError(f"--batch must be at least 1, got {options.batch}.")
+    at_least(1, batch=options.batch)
     _check_model(options.run)
     if options.out.suffix == ".parquet":
         try:
@@ -118,7 +116,6 @@ def _compute(
     import numpy as np
     from rich.console import Console
 
-    from vje.build import resolve_device, set_determinism
     from vje.cli.console import counting
     from vje.evaluation.evaluate import in_chunks
     from vje.evaluation.features import compute_features
@@ -126,8 +123,7 @@ def _compute(
     from vje.methods.vje import VJE
     from vje.models import load
 
-    set_determinism(deterministic=False)
-    model = load(options.run, str(resolve_device(options.device)))
+    model = load(options.run, ready_device(options.device))
     if options.out.suffix == ".csv" and type(model).statistics is Method.statistics:
         raise UserError(
             f"a .csv holds an image's statistics, and {model.name()} has none: use .npz for its embeddings."

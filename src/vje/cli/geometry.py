@@ -3,12 +3,12 @@
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from vje.cli.checks import check_vje
-from vje.cli.evaluate import run_config, tell_unreadable
+from vje.cli.checks import at_least, check_vje
+from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, Subject, Workers, run_config
 from vje.config import Config
 from vje.errors import UserError
 from vje.runs import RunFolder
@@ -34,50 +34,38 @@ class Options:
 
     run: tyro.conf.Positional[Path]
     """Run folder."""
-    data_dir: Path | None = None
-    """Where named data sets are; the default is where they were in training."""
-    data: str | None = None
-    """Name, folder or .npz, if the data has moved."""
+    data_dir: OwnDataDir = None
+    data: OwnData = None
     points: int = 10_000
     """Images on the map, at most; 0 for no map."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute."""
-    batch: int = 500
-    """Images at a time."""
-    workers: int = 8
-    """Threads, or for many files processes, that decode."""
+    device: Device = "auto"
+    batch: Batch = 500
+    workers: Workers = 8
 
 
 def run(arguments: list[str]) -> int:
     """Write ``geometry.json``, ``geometry.png`` and ``geometry-training.png``, print the table."""
     options = tyro.cli(Options, args=arguments, prog="vje geometry")
-    for option, value, least in (("--points", options.points, 0), ("--batch", options.batch, 1)):
-        if value < least:
-            raise UserError(f"{option} must be at least {least}, got {value}.")
+    at_least(0, points=options.points)
+    at_least(1, batch=options.batch)
     folder = RunFolder.open(options.run)
     check_vje(folder.path)
     config = run_config(folder, options.data, options.data_dir)
     _check_data(folder, config)
 
-    from rich.console import Console
-
-    from vje.build import resolve_device, set_determinism
     from vje.build_data import open_splits
-    from vje.cli.console import counting
     from vje.environment import environment
     from vje.evaluation.evaluate import in_chunks
-    from vje.evaluation.features import cached_features, weights_fingerprint
+    from vje.evaluation.features import weights_fingerprint
     from vje.evaluation.geometry import geometry, training_curves
-    from vje.models import load_vje
+    from vje.methods.vje import VJE
 
-    device = resolve_device(options.device)
-    set_determinism(deterministic=False)
-    model = load_vje(folder.path, str(device))
-    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    subject = Subject(folder, options.device, options.batch, options.workers)
+    model, device = subject.model, subject.device
+    assert isinstance(model, VJE)
+    splits = open_splits(config.data, folder.read("data"))
     _require_labels(splits.test, config)
-    with counting(Console(stderr=True), "test images") as report:
-        features = cached_features(model, splits.test, folder.cache, options.batch, options.workers, report)
-    tell_unreadable(features.failures, "test images")
+    features = subject.features("test images", splits.test)
     assert features.labels is not None
     means = in_chunks(model, model.spaces, features.z)["mean"]
     statistics = in_chunks(model, model.statistics, features.z)

@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 import tyro
 
+from vje.cli.checks import at_least
 from vje.cli.ood_run import measure
 from vje.cli.ood_sets import check_asked, check_same_images
+from vje.cli.subject import Batch, Device, Workers
 from vje.config import stored_config
 from vje.errors import UserError, command
 from vje.ood.names import chosen, title
@@ -46,12 +48,9 @@ class Options:
     """Fit the detectors on training features too."""
     out: Path | None = None
     """File for the mean over several runs (JSON)."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute."""
-    batch: int = 500
-    """Images at a time."""
-    workers: int = 8
-    """Threads, or for many files processes, that decode."""
+    device: Device = "auto"
+    batch: Batch = 500
+    workers: Workers = 8
 
 
 def run(arguments: list[str]) -> int:
@@ -61,9 +60,8 @@ def run(arguments: list[str]) -> int:
         raise UserError("`vje ood` needs a run folder, such as runs/cifar10-ema.")
     if bool(options.id) != bool(options.ood):
         raise UserError("--id and --ood go together: what is in-distribution, and what is not.")
-    for option, value, least in (("--samples", options.samples, 0), ("--batch", options.batch, 1)):
-        if value < least:
-            raise UserError(f"{option} must be at least {least}, got {value}.")
+    at_least(0, samples=options.samples)
+    at_least(1, batch=options.batch)
     if options.out is not None and len(options.runs) == 1:
         raise UserError("--out is for the mean over several runs; the result of one is in RUN/ood.json.")
     folders = distinct(RunFolder.open(path) for path in options.runs)

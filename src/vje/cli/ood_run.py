@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vje.cli.evaluate import run_config, tell_unreadable
 from vje.cli.ood_sets import Sets, benchmark_of, missing_sets, open_sets
+from vje.cli.subject import Subject, run_config
 from vje.errors import UserError, cannot_write
 from vje.ood.names import CURVE_SCORES, FIGURE_SCORES, title
 from vje.runs import RunFolder
@@ -26,12 +27,10 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     """What ``ood.json`` holds, measured now or before; figures are drawn beside it."""
     from rich.console import Console
 
-    from vje.build import resolve_device, set_determinism
     from vje.cli.console import counting
     from vje.data.views import views
     from vje.environment import environment
-    from vje.evaluation.features import Features, cached_features, weights_fingerprint
-    from vje.models import load
+    from vje.evaluation.features import weights_fingerprint
     from vje.ood.averaged import mean_scores
     from vje.ood.benchmark import ID_IMAGES
     from vje.ood.protocol import build_scorer, compare, embeddings, joined
@@ -40,22 +39,14 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     sets = open_sets(folder, config, options)
     for note in sets.notes:
         print(note)
-    set_determinism(deterministic=False)
-    model = load(folder.path, str(resolve_device(options.device)))
+    subject = Subject(folder, options.device, options.batch, options.workers)
+    model, features = subject.model, partial(subject.features, target=False)
     _check_scores(model, folder, options)
-    console = Console(stderr=True)
-
-    def features(what: str, source: "ImageSource") -> Features:
-        with counting(console, what) as report:
-            found = cached_features(model, source, folder.cache, options.batch, options.workers, report, target=False)
-        tell_unreadable(found.failures, what)
-        return found
-
     used = {
         "inputs": _inputs(options, sets),
         "images": sets.images(),
         "weights": weights_fingerprint(model)[:16],
-        "environment": environment(next(model.parameters()).device),
+        "environment": environment(subject.device),
     }
     known = _measured_already(folder, used)
     if known is not None:
@@ -77,7 +68,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
             return found
         more = []
         for source in sources:
-            with counting(console, f"{what}, {options.views}") as report:
+            with counting(Console(stderr=True), f"{what}, {options.views}") as report:
                 part = mean_scores(model, source, scorer, views(options.views), options.batch, options.workers, report)
             more.append(part)
         return found | {f"{name}_{options.views}": x for name, x in joined(more).items()}

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vje.cli.evaluate import run_config
+from vje.cli.subject import run_config
 from vje.config import Config
 from vje.data.sources import ImageSource
 from vje.errors import UserError, command
@@ -125,12 +125,12 @@ def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
     data_dir = config.data.data_dir
     splits: Splits | None
     if options.id is None:
-        splits = open_splits(config.data, config.run.seed, folder.read("data"))
+        splits = open_splits(config.data, folder.read("data"))
         return _benchmark(benchmark_of(config.data.data), data_dir, splits)
     given = named_sets(options.ood)
     notes = []
     try:
-        splits = open_splits(config.data, config.run.seed, folder.read("data"))
+        splits = open_splits(config.data, folder.read("data"))
     except UserError as error:
         if options.detectors:
             words = "detectors are fitted on the images that the run was trained on; without them: --no-detectors"

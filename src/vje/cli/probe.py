@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vje.cli.evaluate import run_config, tell_unreadable
+from vje.cli.checks import at_least
+from vje.cli.subject import Device, OwnData, OwnDataDir, Subject, Workers, run_config, tell_unreadable
 from vje.config import Config
 from vje.errors import UserError
 from vje.evaluation.usual import KEPT_BYTES
@@ -16,7 +17,6 @@ from vje.runs import RunFolder
 if TYPE_CHECKING:
     from vje.data.sources import ImageSource
     from vje.data.splits import Splits
-    from vje.evaluation.features import Features
     from vje.methods.method import Method
 
 BATCH = 256
@@ -62,14 +62,10 @@ class Options:
     """Of the order, the crops and the images held out."""
     labels: Path | None = None
     """File of labels, if the data has none: CSV with columns file,label, or .npy."""
-    data_dir: Path | None = None
-    """Where named data sets are; the default is where they were in training."""
-    data: str | None = None
-    """Name, folder or .npz, if the data has moved."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute."""
-    workers: int = 8
-    """Threads or processes that decode files."""
+    data_dir: OwnDataDir = None
+    data: OwnData = None
+    device: Device = "auto"
+    workers: Workers = 8
 
 
 def run(arguments: list[str]) -> int:
@@ -100,9 +96,7 @@ def _earlier(folder: RunFolder) -> dict[str, Any]:
 
 
 def _check(options: Options) -> None:
-    for name, value in (("--epochs", options.epochs), ("--batch", options.batch)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}.")
+    at_least(1, epochs=options.epochs, batch=options.batch)
     for rate in options.lr:
         if not 0 < rate < float("inf"):
             raise UserError(f"--lr must be positive numbers, got {rate}.")
@@ -116,37 +110,25 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     """What ``probe.json`` holds."""
     from rich.console import Console
 
-    from vje.build import resolve_device, set_determinism
     from vje.build_data import open_splits
     from vje.cli.console import counting
     from vje.cli.probe_images import augmented, stored
-    from vje.evaluation.features import cached_features
     from vje.evaluation.probe import RATES, Split, linear_probe
     from vje.evaluation.spaces import stored_spaces
-    from vje.models import load
 
-    device = resolve_device(options.device)
-    set_determinism(deterministic=False)
-    splits = open_splits(config.data, config.run.seed, folder.read("data"))
+    splits = open_splits(config.data, folder.read("data"))
     _check_images(splits, config)
     batch = _batch(options.batch, len(splits.bank))
-    model = load(folder.path, str(device))
+    subject = Subject(folder, options.device, workers=options.workers)
+    model = subject.model
     names, rates = _spaces(model, options.space), sorted(set(options.lr)) or list(RATES)
-    console = Console(stderr=True)
-
-    def features(what: str, source: "ImageSource") -> "Features":
-        with counting(console, f"{what} images") as report:
-            found = cached_features(model, source, folder.cache, workers=options.workers, report=report)
-        tell_unreadable(found.failures, f"{what} images")
-        return found
-
-    test = features("test", splits.test)
+    test = subject.features("test images", splits.test)
     assert test.labels is not None
     augment = options.augment or _too_many(splits.bank, model, names)
     prepare = augmented if augment else stored
-    training = prepare(model, splits.bank, names, features, batch, config, options)
+    training = prepare(model, splits.bank, names, subject.features, batch, config, options)
     told = training.batches.unreadable()
-    with counting(console, "epochs of the probe") as report:
+    with counting(Console(stderr=True), "epochs of the probe") as report:
         found = linear_probe(
             training,
             Split(stored_spaces(model, test, names), test.labels),

@@ -88,7 +88,7 @@ def stored(
     model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, batch: int, _: Config, options: "Options"
 ) -> Training:
     """Training on features without augmentation, each computed once."""
-    found = features("training", bank)
+    found = features("training images", bank)
     assert found.labels is not None
     spaces = stored_spaces(model, found, names)
     return stored_training(spaces, found.labels, batch, options.held_out, options.seed)
@@ -107,7 +107,7 @@ def augmented(
     assert bank.labels is not None
     held = hold_out(len(bank), options.held_out, options.seed)
     few = shuffled(len(bank), options.seed)[: max(REFERENCE, len(held))]  # the images held out come first
-    found = features("reference", bank.subset(few.numpy()))
+    found = features("reference images", bank.subset(few.numpy()))
     reference = stored_spaces(model, found, names)
     inner = found.kept < len(held)  # unreadable files have no features
     assert found.labels is not None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from vje.cli.checks import at_least
 from vje.errors import UserError
 from vje.methods import method_names
 
@@ -90,12 +91,9 @@ def _check(options: Options) -> None:
     for name in options.methods:
         if name != "vje-ema" and name not in method_names():
             raise UserError(f"there is no method {name!r}; methods: {', '.join([*method_names(), 'vje-ema'])}.")
-    for option, value, least in (("--size", options.size, 4), ("--batch", options.batch, 2)):
-        if value < least:
-            raise UserError(f"{option} must be at least {least}, got {value}.")
-    for option, value in (("--windows", options.windows), ("--steps", options.steps)):
-        if value < 1:
-            raise UserError(f"{option} must be at least 1, got {value}.")
+    at_least(4, size=options.size)
+    at_least(2, batch=options.batch)
+    at_least(1, windows=options.windows, steps=options.steps)
 
 
 def method_config(name: str, options: Options) -> "Config":

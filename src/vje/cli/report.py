@@ -4,12 +4,12 @@ import io
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
-from vje.cli.checks import open_runs
-from vje.cli.evaluate import run_config
+from vje.cli.checks import at_least, open_runs
+from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, Subject, Workers, run_config
 from vje.errors import UserError
 from vje.reporting.records import has_model, no_model
 from vje.runs import RunFolder, write_atomically
@@ -38,16 +38,11 @@ class Options:
     """File to write; the default is RUN/report.html, and comparison.html for several runs."""
     points: int = MOST_POINTS
     """Images on the map, at most; 0 for no map, which needs neither the model nor the data."""
-    data_dir: Path | None = None
-    """Where named data sets are; the default is where they were in training."""
-    data: str | None = None
-    """Name, folder or .npz, if the data has moved."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute."""
-    batch: int = 500
-    """Images at a time."""
-    workers: int = 8
-    """Threads, or for many files processes, that decode."""
+    data_dir: OwnDataDir = None
+    data: OwnData = None
+    device: Device = "auto"
+    batch: Batch = 500
+    workers: Workers = 8
 
 
 def run(arguments: list[str]) -> int:
@@ -55,8 +50,7 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Options, args=arguments, prog="vje report")
     if not options.runs:
         raise UserError("`vje report` needs a run folder, such as runs/cifar10-ema.")
-    if options.batch < 1:
-        raise UserError(f"--batch must be at least 1, got {options.batch}.")
+    at_least(1, batch=options.batch)
     if not 0 <= options.points <= MOST_POINTS:
         raise UserError(f"--points must be between 0 and {MOST_POINTS:,}, got {options.points}.")
     folders = open_runs(options.runs)
@@ -104,22 +98,16 @@ def _survey(folder: RunFolder, options: Options) -> "tuple[Atlas, str]":
     """The map, and the fingerprint of the weights it is of."""
     from rich.console import Console
 
-    from vje.build import resolve_device, set_determinism
     from vje.build_data import open_splits
-    from vje.cli.console import counting
-    from vje.evaluation.features import cached_features, weights_fingerprint
-    from vje.models import load
+    from vje.evaluation.features import weights_fingerprint
 
     config = run_config(folder, options.data, options.data_dir)
-    set_determinism(deterministic=False)
-    model = load(folder.path, str(resolve_device(options.device)))
-    test = open_splits(config.data, config.run.seed, folder.read("data")).test
-    console = Console(stderr=True)
-    with counting(console, "held-out images") as report:
-        features = cached_features(model, test, folder.cache, options.batch, options.workers, report)
+    subject = Subject(folder, options.device, options.batch, options.workers)
+    model, test = subject.model, open_splits(config.data, folder.read("data")).test
+    features = subject.features("held-out images", test)
     weights, step = weights_fingerprint(model)[:16], -(-len(features.z) // options.points)
     name = f"map-{weights}-{test.fingerprint()[:16]}-{step}-{config.run.seed}.npy"
-    with console.status("placing the images on a map ..."):
+    with Console(stderr=True).status("placing the images on a map ..."):
         rows, cache = slice(None, None, step), folder.cache / name
         return _atlas(model, test, features, rows, cache, config.run.seed, options.workers), weights
 

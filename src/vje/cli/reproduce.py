@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from vje.cli.checks import at_least
 from vje.errors import UserError, cannot_write, command
 from vje.experiments import Experiment, experiment_names, load_experiment
 from vje.experiments.estimate import clock, estimate
@@ -59,10 +60,7 @@ def run(arguments: list[str]) -> int:
     from rich.console import Console
 
     options = tyro.cli(Options, args=arguments, prog="vje reproduce")
-    limits = {"--epochs": options.epochs, "--seeds": options.seeds, "--jobs": options.jobs}
-    for option, value in limits.items():
-        if value is not None and value < 1:
-            raise UserError(f"{option} must be at least 1, got {value}.")
+    at_least(1, epochs=options.epochs, seeds=options.seeds, jobs=options.jobs)
     if options.minutes is not None and not options.minutes > 0:
         raise UserError(f"--minutes must be positive, got {options.minutes:g}.")
     scale, console = Scale(options.epochs, options.seeds, options.only), Console()

@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vje.cli.checks import at_least
 from vje.cli.embed import open_images
 from vje.cli.rows import check_header
+from vje.cli.subject import Batch, Device, Workers, ready_device
 from vje.data.folders import holds_files
 from vje.data.sources import FolderSource, ImageSource
 from vje.errors import UserError
@@ -60,12 +62,9 @@ class Options:
     """Which part of a data set; the default is its only one, or test."""
     data_dir: Path = Path("data")
     """Where named data sets are."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute."""
-    batch: int = 256
-    """Images at a time."""
-    workers: int = 8
-    """Threads, or for many files processes, that decode."""
+    device: Device = "auto"
+    batch: Batch = 256
+    workers: Workers = 8
 
     @property
     def file(self) -> Path | None:
@@ -85,7 +84,6 @@ def run(arguments: list[str]) -> int:
     paths = _worth_opening(options.images)
     source = _without_own(options, open_images(paths, options.split, options.data_dir, every=True)) if paths else None
 
-    from vje.build import resolve_device, set_determinism
     from vje.cli.score_job import ScoringJob, open_table
     from vje.data.workers import WorkerEnded, death_in_words
     from vje.ood.detector import ImageDetector
@@ -96,8 +94,7 @@ def run(arguments: list[str]) -> int:
         say("0 images scored.")
         return 0
 
-    set_determinism(deterministic=False)
-    detector = ImageDetector.from_run(options.run, str(resolve_device(options.device)), views=options.views)
+    detector = ImageDetector.from_run(options.run, ready_device(options.device), views=options.views)
     if detector.calibration is None:
         say(f"{options.run} has no calibration, so p_value and outlier stay empty; see `vje calibrate --help`.")
     elif options.alpha < detector.calibration.resolution:
@@ -121,9 +118,8 @@ def _check(options: Options) -> None:
     from vje.ood.conformal import check_alpha
 
     check_alpha(options.alpha)
-    for name, value, least in (("batch", options.batch, 1), ("top", options.top, 1), ("explain", options.explain, 0)):
-        if value < least:
-            raise UserError(f"--{name} must be at least {least}, got {value}.")
+    at_least(1, batch=options.batch, top=options.top)
+    at_least(0, explain=options.explain)
     if not options.run.exists():
         RunFolder.open(options.run)
     if options.file is not None and options.out.suffix not in (".csv", ".parquet"):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vje.claims import claimed, new_run
-from vje.cli.evaluate import own_data
 from vje.cli.recipes import recipes_table
+from vje.cli.subject import own_data
 from vje.config import (
     AugmentConfig,
     Config,

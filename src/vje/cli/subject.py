@@ -1,0 +1,103 @@
+"""What commands share that look at a run: options, and the run with its data, its model and how to compute with it.
+
+Mistakes are found before torch is imported, which takes seconds.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from vje.config import Config, stored_config
+from vje.errors import UserError
+from vje.runs import RunFolder
+
+if TYPE_CHECKING:
+    from vje.data.sources import ImageSource
+    from vje.evaluation.features import Features
+
+# Types of options, each with its help.
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], tyro.conf.arg(help="Where to compute.")]
+Batch = Annotated[int, tyro.conf.arg(help="Images at a time.")]
+Workers = Annotated[int, tyro.conf.arg(help="Threads, or for many files processes, that decode.")]
+OwnData = Annotated[str | None, tyro.conf.arg(help="Name, folder or .npz, if the data has moved.")]
+OwnDataDir = Annotated[
+    Path | None,
+    tyro.conf.arg(help="Where named data sets are; the default is where they were in training."),
+]
+
+
+def run_config(folder: RunFolder, data: str | None, data_dir: Path | None) -> Config:
+    """A run's config, with its data elsewhere if so said."""
+    config = stored_config(folder)
+    data = data or own_data(folder, config.data.data)
+    return replace(config, data=replace(config.data, data=data, data_dir=data_dir or config.data.data_dir))
+
+
+def own_data(folder: RunFolder, given: str) -> str:
+    """What a run was trained on, also seen from another folder than the one it was started in."""
+    recorded = folder.read("data").get("path") if (folder.path / "data.json").is_file() else None
+    here = Path(given).expanduser()
+    if recorded is None or (here.exists() and (here.is_absolute() or not Path(recorded).exists())):
+        return given
+    if not Path(recorded).exists():
+        raise UserError(
+            f"{folder.path} was trained on {recorded}, which is not there: put it back, or say where it is now "
+            "with --data PATH (`vje train --resume`, `evaluate`, `probe`, `geometry`, `ood` and `report` have it)."
+        )
+    return str(recorded)
+
+
+def ready_device(name: str) -> str:
+    """The device that an option asks for, with the fastest algorithms chosen."""
+    from vje.build import resolve_device, set_determinism
+
+    set_determinism(deterministic=False)
+    return str(resolve_device(name))
+
+
+class Subject:
+    """A run with its model, to be looked at.
+
+    Args:
+        folder: of the run.
+        device: as the option says it.
+        batch: images at a time.
+        workers: threads, or for many files processes, that decode.
+
+    Attributes:
+        model: in evaluation mode, on the device.
+        device: where that is.
+    """
+
+    def __init__(self, folder: RunFolder, device: str, batch: int = 500, workers: int = 0) -> None:
+        from vje.models import load
+
+        self.folder, self.batch, self.workers = folder, batch, workers
+        self.model = load(folder.path, ready_device(device))
+        self.device = next(self.model.parameters()).device
+
+    def features(self, what: str, source: "ImageSource", target: bool = True) -> "Features":
+        """Embeddings of images, computed or kept from before, while a bar counts; unreadable files are told."""
+        from rich.console import Console
+
+        from vje.cli.console import counting
+        from vje.evaluation.features import cached_features
+
+        with counting(Console(stderr=True), what) as report:
+            found = cached_features(
+                self.model, source, self.folder.cache, self.batch, self.workers, report, target=target
+            )
+        tell_unreadable(found.failures, what)
+        return found
+
+
+def tell_unreadable(failures: Sequence[tuple[str, str]], what: str) -> None:
+    """Say which files could not be read, as (name, reason), if any: what is measured is without them."""
+    if failures:
+        name, reason = failures[0]
+        several = f", and {len(failures) - 1:,} more" if len(failures) > 1 else ""
+        print(f"{what}: left out, as they cannot be read: {name} ({reason}){several}", file=sys.stderr)
