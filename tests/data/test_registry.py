@@ -67,6 +67,20 @@ def test_npz_without_splits_and_with_only_a_test_split(tmp_path: Path) -> None:
     assert ood.test is not None
 
 
+def test_the_part_that_is_picked_is_the_one_named_else_the_test_images(tmp_path: Path) -> None:
+    parts = {"train": images(4), "test": images(3), "val": images(2)}
+    np.savez(tmp_path / "all.npz", **{f"{split}_images": pixels for split, pixels in parts.items()})
+    everything = open_data("all", tmp_path)
+    assert {split: len(everything.pick(split)) for split in parts} == {"train": 4, "test": 3, "val": 2}
+    assert len(everything.pick()) == 3
+    for lacking, used in ((("test",), 2), (("test", "val"), 4)):
+        some = {f"{split}_images": pixels for split, pixels in parts.items() if split not in lacking}
+        np.savez(tmp_path / "some.npz", **some)
+        assert len(open_data("some", tmp_path).pick()) == used
+    with pytest.raises(UserError, match="some has no test split; it has train"):
+        open_data("some", tmp_path).pick("test")
+
+
 def test_npz_class_names_mean_the_same_in_every_split(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "x.npz",

@@ -97,13 +97,7 @@ def _own_images(options: Options) -> ImageSource:
 def _given_images(options: Options) -> ImageSource:
     from vje.data.registry import open_data
 
-    raw = open_data(str(options.data), options.data_dir or _data_dir(options.run))
-    parts = {"test": raw.test, "val": raw.val, "train": raw.train}
-    found = next((part for name, part in parts.items() if part is not None and options.split in (None, name)), None)
-    if found is None:
-        there = ", ".join(name for name, part in parts.items() if part is not None)
-        raise UserError(f"{options.data} has no {options.split} split; it has {there}.")
-    return found
+    return open_data(str(options.data), options.data_dir or _data_dir(options.run)).pick(options.split)
 
 
 def _data_dir(run: Path) -> Path:

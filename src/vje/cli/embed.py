@@ -102,12 +102,7 @@ def open_images(images: tuple[str, ...], split: str | None, data_dir: Path, ever
     only = images[0] if len(images) == 1 else None
     if only is None or (Path(only).exists() and not only.endswith(".npz") and split is None):
         return scan_paths(images, every)
-    raw = open_data(only, data_dir)
-    splits = {"test": raw.test, "val": raw.val, "train": raw.train}
-    parts = {name: part for name, part in splits.items() if part is not None}
-    if split is not None and split not in parts:
-        raise UserError(f"{only} has no {split} split; it has {', '.join(parts)}.")
-    return parts[split] if split is not None else next(iter(parts.values()))
+    return open_data(only, data_dir).pick(split)
 
 
 def _compute(

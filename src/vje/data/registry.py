@@ -52,6 +52,14 @@ class RawSplits:
     val: ImageSource | None = None
     labelled: ImageSource | None = None
 
+    def pick(self, split: str | None = None) -> ImageSource:
+        """One part: train, val or test if it is named; else the test images, or what there is."""
+        parts = {"test": self.test, "val": self.val, "train": self.train}
+        there = {name: part for name, part in parts.items() if part is not None}
+        if split is not None and split not in there:
+            raise UserError(f"{self.name} has no {split} split; it has {', '.join(there)}.")
+        return there[split or next(iter(there))]
+
 
 def open_data(data: str, data_dir: Path, labels: Path | None = None) -> RawSplits:
     """Open a data set.

@@ -128,7 +128,5 @@ def find_sets(benchmark: str, data_dir: Path) -> tuple[list[Member], list[str], 
 def _images(wanted: OODSet, raw: RawSplits) -> tuple[ImageSource, ...]:
     if wanted.name == "mnist" and raw.train is not None and raw.test is not None:
         return (raw.train, raw.test)
-    parts = [part for part in (raw.test, raw.val, raw.train) if part is not None]
-    if wanted.validation_per_class:
-        return (_held_out(parts[0], wanted.validation_per_class)[1],)
-    return (parts[0],)
+    images = raw.pick()
+    return (_held_out(images, wanted.validation_per_class)[1] if wanted.validation_per_class else images,)
