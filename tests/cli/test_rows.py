@@ -4,10 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.table import Table
 
 from vje.cli.rows import CsvTable, ParquetTable, check_header, whole_rows
-from vje.cli.tables import print_whole
 from vje.errors import UserError
 
 
@@ -120,13 +118,3 @@ def test_a_parquet_file_on_a_full_disk_leaves_nothing_behind(
     with pytest.raises(UserError, match=r"cannot write .*a\.parquet \(no\): free some space"):
         write()
     assert not list(tmp_path.iterdir())
-
-
-def test_names_in_tables_are_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    table = Table("[bold]name", ":warning:")
-    table.add_row("a" * 40, "[red]b")
-    print_whole(table, "a [b]title")
-    out = capsys.readouterr().out
-    assert out.startswith("a [b]title\n")
-    assert all(text in out for text in ("[bold]name", ":warning:", "a" * 40, "[red]b"))

@@ -11,7 +11,7 @@ from vje.config import to_dict
 from vje.errors import UserError
 from vje.evaluation.usual import USUAL_PROBE
 from vje.experiments import load_experiment
-from vje.experiments.estimate import clock, estimate
+from vje.experiments.estimate import estimate
 from vje.experiments.grid import Run, Scale, changed_options
 from vje.experiments.plan import divergence, missing_sets, plan, plan_all
 from vje.experiments.table import Missing, Results, provenance
@@ -210,7 +210,6 @@ def test_the_estimate_is_by_runs_that_are_there_or_stated(tmp_path, experiment):
     make_run(tmp_path, jobs[2].run, epochs=1)
     jobs = plan(experiment, Scale(), tmp_path, None)
     assert estimate(jobs, tmp_path) == (7.0 * (3 + 2 + 3), set())
-    assert clock(3660) == "1 h 01 min"
 
 
 def test_the_estimate_takes_the_median_of_epochs_and_then_of_runs(tmp_path, experiment):

@@ -12,6 +12,7 @@ from vje.cli.subject import Batch, Device, OwnDataDir, Workers, ready_device, ru
 from vje.data.sources import ImageSource
 from vje.errors import UserError, command
 from vje.runs import RunFolder
+from vje.terminal import print_whole
 
 if TYPE_CHECKING:
     from vje.data.splits import Splits
@@ -141,7 +142,6 @@ def _images_of(folder: RunFolder) -> "Splits | None":
 def _print(found: "Calibration", images: int) -> None:
     from rich.table import Table
 
-    from vje.cli.tables import print_whole
     from vje.ood.conformal import threshold
     from vje.ood.detector import SCORES
 

@@ -8,6 +8,7 @@ import tyro
 from vje.cli.checks import open_runs
 from vje.errors import UserError
 from vje.runs import write_json
+from vje.terminal import print_whole
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ def run(arguments: list[str]) -> int:
     from rich import box
     from rich.table import Table
 
-    from vje.cli.tables import print_whole
     from vje.reporting.compare import group_runs, read_runs, save_comparison
     from vje.reporting.compare_table import cell, footnotes, heads
 

@@ -9,23 +9,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.text import Text
 
 from vje.methods.method import Quantity
+from vje.terminal import duration
 from vje.training.loop import Callback
 from vje.training.loop import Progress as Position
 
 PARTS = {"loss": "loss", "nll_directional": "dir", "nll_radial": "rad", "nll_standard": "nll", "kl": "KL"}
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words.
-
-    >>> duration(7), duration(75), duration(8000)
-    ('7s', '1m15s', '2h13m')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 class TrainingDisplay(Callback):

@@ -11,6 +11,7 @@ from vje.cli.checks import at_least
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, Subject, Workers, run_config
 from vje.config import Config
 from vje.runs import RunFolder
+from vje.terminal import print_whole
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,13 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
 
 def print_table(result: dict[str, Any]) -> None:
     """The result for a person."""
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from vje.methods import find_method
     from vje.reporting.run_page import shown
 
     method = find_method(result["method"])
-    title = f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on"
-    table = Table(title=Text(title, "table.title"))  # brackets in a name are no markup
+    table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_column("what it says", style="dim")
@@ -96,7 +94,7 @@ def print_table(result: dict[str, Any]) -> None:
         words = method.quantity(name)
         table.add_row(words.title, shown(value, ".4g"), words.meaning)
     table.add_row("effective rank", shown(result["effective_rank"], ".1f"), "dimensions of z in real use")
-    Console().print(table)
+    print_whole(table, f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on")
     if "knn" not in result:
         print("k-NN accuracy needs labels, and this data has none.")
 

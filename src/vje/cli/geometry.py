@@ -12,6 +12,7 @@ from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, Subject, Workers
 from vje.config import Config
 from vje.errors import UserError
 from vje.runs import RunFolder
+from vje.terminal import print_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +137,6 @@ def _print(result: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
-    from vje.cli.tables import print_whole
     from vje.evaluation.geometry import STATISTICS
     from vje.reporting.run_page import shown
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.text import Text
 
 from vje.build import build_loop, resolve_device, scaled_warmup, set_determinism, stream_workers
 from vje.build_data import Data, build_data
-from vje.cli.console import TrainingDisplay, duration
+from vje.cli.console import TrainingDisplay
 from vje.cli.live import watching
 from vje.cli.monitor import KNNMonitor, TensorBoard
 from vje.config import Config
@@ -20,6 +19,7 @@ from vje.errors import command
 from vje.methods.method import Method
 from vje.models import describe
 from vje.runs import RunFolder
+from vje.terminal import duration, say
 from vje.training.alarms import NonFinite
 from vje.training.distributed import world
 from vje.training.loop import Callback, Loop, Stopped
@@ -77,7 +77,7 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
     again = command("vje", "train", "--resume", folder.path)
     try:
         _warm_up(loop, console)
-        _say(console, f"first step after {time.monotonic() - began:.1f} s", "dim")
+        say(console, f"first step after {time.monotonic() - began:.1f} s", "dim")
         total = config.optimizer.epochs * loop.batches.steps_per_epoch
         with TrainingDisplay(console, total, loop.steps_done, model.quantities) as display:
             loop.callbacks = [*loop.callbacks, display] if loop.world.writes else []
@@ -90,14 +90,14 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
     except WorkerEnded as ended:
         raise WorkerEnded(f"{ended} To go on from the last checkpoint: {again}") from None
     except Stopped as stop:
-        _say(console, f"Stopped after step {stop.step}; nothing is lost. Go on with: {again}")
+        say(console, f"Stopped after step {stop.step}; nothing is lost. Go on with: {again}")
         return 130
     if loop.world.writes:
         model.eval().save(folder.path)
         last = (folder.metrics() or [{}])[-1]  # there is none if somebody emptied the file
         knn = "".join(f", k-NN {name} {value:.2f}%" for name, value in last.get("knn", {}).items())
-        _say(console, f"Done in {duration(last.get('elapsed', 0))}{knn}. Model: {folder.model_file}")
-        _say(console, f"Next: {command('vje', 'evaluate', folder.path)}")
+        say(console, f"Done in {duration(last.get('elapsed', 0))}{knn}. Model: {folder.model_file}")
+        say(console, f"Next: {command('vje', 'evaluate', folder.path)}")
     return 0
 
 
@@ -106,7 +106,7 @@ def _warm_up(loop: Loop, console: Console) -> None:
     problem = loop.step.warm_up()
     if problem:
         text = f"The step could not be compiled, and training is slower for it ({problem})."
-        _say(console, text, "yellow")
+        say(console, text, "yellow")
         if loop.world.writes and loop.run is not None:
             loop.run.append(loop.run.warnings_file, {"step": loop.steps_done, "text": text})
 
@@ -144,13 +144,13 @@ def _introduce(
     """Say what is about to happen, and what had to be adjusted."""
     instead = "The checkpoint before it is used." if loop.steps_done else "There is none before it: starting over."
     for complaint in complaints:
-        _say(console, f"{complaint} {instead}", "yellow")
+        say(console, f"{complaint} {instead}", "yellow")
     options = loop.step.options
     how = [word for word, on in (("bfloat16", options.autocast), ("compiled", options.compile)) if on]
     how += ["one CUDA graph"] if options.capture else []
     name = config.recipe if config.recipe.startswith(config.data.data) else f"{config.recipe} on {config.data.data}"
     kept = "on the device" if data.resident is not None else f"streamed by {stream_workers(config)} workers"
-    _say(
+    say(
         console,
         f"{name}: {data.train_images:,} images ({kept}), {len(data.splits.test):,} held out for "
         f"evaluation; {', '.join([f'{config.encoder.encoder} on {device}', *how])}; run folder {folder.path}",
@@ -158,20 +158,15 @@ def _introduce(
     if data.skipped:
         (name, reason), count = data.skipped[0], len(data.skipped)
         files = "1 unreadable file is" if count == 1 else f"{count:,} unreadable files are"
-        _say(console, f"{files} left out and not counted, such as {name} ({reason}).", "yellow")
+        say(console, f"{files} left out and not counted, such as {name} ({reason}).", "yellow")
     if config.optimizer.accumulate > 1 and loop.step.method.across_images:
         images = config.optimizer.batch // config.optimizer.accumulate
-        _say(
+        say(
             console, f"--accumulate: the loss of {config.method} looks across images, now {images} at a time.", "yellow"
         )
     warmup, epochs = config.optimizer.warmup_epochs, config.optimizer.span
     if scaled_warmup(epochs, warmup) != warmup:
         shorter = scaled_warmup(epochs, warmup)
-        _say(console, f"A warm-up of {warmup:g} epochs does not suit a run of {epochs}: using {shorter:g}.", "yellow")
+        say(console, f"A warm-up of {warmup:g} epochs does not suit a run of {epochs}: using {shorter:g}.", "yellow")
     if loop.steps_done:
-        _say(console, f"Resuming after step {loop.steps_done}.")
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    """Print a line as it is: a path or command to copy is not broken, and brackets in a name are no markup."""
-    console.print(Text(text, style), soft_wrap=True)
+        say(console, f"Resuming after step {loop.steps_done}.")

@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.text import Text
 
 from vje.build_data import Data
-from vje.cli.console import duration
 from vje.cli.live_map import MapMonitor
 from vje.config import Config
 from vje.errors import UserError
 from vje.reporting.live import LiveServer
 from vje.runs import RunFolder
+from vje.terminal import duration
 from vje.training.loop import Callback, Loop, Progress
 
 PATIENCE = 4.0

@@ -15,6 +15,7 @@ from vje.config import stored_config
 from vje.errors import UserError, command
 from vje.ood.names import chosen, title
 from vje.runs import RunFolder, distinct, repeated_seeds, write_json
+from vje.terminal import print_whole
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,6 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     from rich import box
     from rich.table import Table
 
-    from vje.cli.tables import print_whole
     from vje.ood.protocol import mean_and_std
 
     first = results[0]

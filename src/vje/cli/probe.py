@@ -13,6 +13,7 @@ from vje.config import Config
 from vje.errors import UserError
 from vje.evaluation.usual import KEPT_BYTES
 from vje.runs import RunFolder
+from vje.terminal import print_whole
 
 if TYPE_CHECKING:
     from vje.data.sources import ImageSource
@@ -287,13 +288,9 @@ def _accuracies(spaces: dict[str, Any]) -> str:
 
 def print_table(result: dict[str, Any]) -> None:
     """The result for a person."""
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
-    images = result["images"]
-    title = f"Linear probe on {result['data']}: {images['train']:,} training and {images['test']:,} test images"
-    table = Table(title=Text(title, "table.title"))
+    images, table = result["images"], Table()
     table.add_column("features")
     for column in ("learning rate", "held out, top-1", "test, top-1", "test, top-5"):
         table.add_column(column, justify="right")
@@ -309,7 +306,8 @@ def print_table(result: dict[str, Any]) -> None:
                 style="bold" if rate["lr"] == found["lr"] else "dim",
                 end_section=rate is found["rates"][-1],
             )
-    Console().print(table)
+    title = f"Linear probe on {result['data']}: {images['train']:,} training and {images['test']:,} test images"
+    print_whole(table, title)
     for space, found in result["spaces"].items():
         print(_summary(TITLES.get(space, space), found, images["held_out"]))
 

@@ -9,6 +9,7 @@ import tyro
 from vje.cli.checks import at_least
 from vje.errors import UserError
 from vje.methods import method_names
+from vje.terminal import print_whole
 
 if TYPE_CHECKING:
     import torch
@@ -177,20 +178,16 @@ def timing_row(timing: "Timing") -> dict[str, Any]:
 def print_table(rows: list[dict[str, Any]], options: Options) -> None:
     """The rows for a person."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     title = f"{options.encoder} at {options.size} px, batch {options.batch}"
     if "images_per_second" in rows[0]:
         title += f", {options.precision}"
-    table = Table(title=title, box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("method", no_wrap=True)
     columns = [name for name in COLUMNS if rows[0].get(name) is not None]
     for name in columns:
         table.add_column(COLUMNS[name], justify="right")
     for row in rows:
         table.add_row(row["method"], *(f"{row[name]:,}" for name in columns))
-    needed = 40 + 12 * len(columns)
-    Console(width=max(needed, Console().width)).print(
-        table
-    )  # a narrow window wraps lines; a narrow table loses figures
+    print_whole(table, title)

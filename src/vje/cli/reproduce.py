@@ -10,9 +10,10 @@ import tyro
 from vje.cli.checks import at_least
 from vje.errors import UserError, cannot_write, command
 from vje.experiments import Experiment, experiment_names, load_experiment
-from vje.experiments.estimate import clock, estimate
+from vje.experiments.estimate import estimate
 from vje.experiments.grid import Scale
 from vje.experiments.plan import Job, divergence, missing_sets, plan, plan_all, profile_state
+from vje.terminal import duration, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +112,7 @@ def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, c
         _print_missing_sets(jobs, options, console)
         for job in jobs:
             if job.state == "diverged":
-                _say(console, _diverged(job), "yellow")
+                say(console, _diverged(job), "yellow")
         runner()
         if any(map(_profiles, experiments)) and not runner.stopped and can_profile(options.out):
             trouble = profile(options.out, console)
@@ -128,27 +129,26 @@ def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, c
 
 def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale, console: "Console") -> None:
     scaled = scale.label(experiment)
-    _say(console, f"{experiment.name}: {experiment.about}" + (f" [{scaled}]" if scaled else ""), "bold")
+    say(console, f"{experiment.name}: {experiment.about}" + (f" [{scaled}]" if scaled else ""), "bold")
     for job in jobs:
         state = job.state if job.state != "interrupted" else f"unfinished ({job.folder.progress()})"
         todo = "left out" if job.obstacle else ", then ".join(job.steps) or "nothing to do"
         line = _diverged(job) if job.state == "diverged" else f"{job.run.name}: {state}; {todo}"
-        _say(console, f"  {line}", "" if job.steps else "dim")
+        say(console, f"  {line}", "" if job.steps else "dim")
     if _profiles(experiment):
         counted = "counted; a GPU adds speed and memory"
         todo = {"missing": "vje profile", "counted": counted, "measured": "there"}[profile_state(out)]
-        _say(console, f"  profile: {todo}")
+        say(console, f"  profile: {todo}")
     _print_obstacles(jobs, console)
 
 
 def _print_estimate(jobs: list[Job], out: Path, console: "Console") -> None:
     seconds, assumed = estimate(jobs, out)
     left = sum("train" in job.steps and not job.obstacle for job in jobs)
-    _say(
-        console, f"{left} of {len(jobs)} runs to train: about {clock(seconds)} one after another, without evaluations."
-    )
+    needed = f"about {duration(seconds)} one after another, without evaluations"
+    say(console, f"{left} of {len(jobs)} runs to train: {needed}.")
     if assumed:
-        _say(
+        say(
             console,
             f"Speeds are of finished runs in {out}, but assumed for want of them for {', '.join(sorted(assumed))} "
             "(one H200; 30,000 images/s on CIFAR, a guess for larger images).",
@@ -159,12 +159,12 @@ def _print_estimate(jobs: list[Job], out: Path, console: "Console") -> None:
 def _print_obstacles(jobs: list[Job], console: "Console") -> None:
     for obstacle in dict.fromkeys(job.obstacle for job in jobs if job.obstacle):
         count = sum(job.obstacle == obstacle for job in jobs)
-        _say(console, f"{count} runs are left out: {obstacle}.", "yellow")
+        say(console, f"{count} runs are left out: {obstacle}.", "yellow")
 
 
 def _print_missing_sets(jobs: list[Job], options: Options, console: "Console") -> None:
     for line in missing_sets(jobs, options.data_dir):
-        _say(console, line, "yellow")
+        say(console, line, "yellow")
 
 
 def _diverged(job: Job) -> str:
@@ -216,9 +216,3 @@ def _written(name: str, out: Path) -> str:
 
 def _profiles(experiment: Experiment) -> bool:
     return any("profile" in cell.files() for row in experiment.cells() for cell in row)
-
-
-def _say(console: "Console", text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    console.print(Text(text, style), soft_wrap=True)

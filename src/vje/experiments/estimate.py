@@ -21,16 +21,6 @@ SPEED = {
 """Training images, and images a second to expect of one H200: measured for CIFAR, guesses for the rest."""
 
 
-def clock(seconds: float) -> str:
-    """Seconds in hours and minutes.
-
-    >>> clock(7500), clock(90)
-    ('2 h 05 min', '1.5 min')
-    """
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{seconds / 60:.1f} min"
-
-
 def estimate(jobs: list[Job], out: Path) -> tuple[float, set[str]]:
     """Seconds of training that are left, and the recipes whose speed is assumed, as no run here shows it."""
     measured = {recipe: statistics.median(seconds) for recipe, seconds in _epoch_seconds(out).items()}

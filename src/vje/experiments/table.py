@@ -271,9 +271,9 @@ def markdown(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
 
 
-def for_terminal(title: str, headings: Sequence[str], table: Sequence[Sequence[str]]) -> RichTable:
+def for_terminal(headings: Sequence[str], table: Sequence[Sequence[str]]) -> RichTable:
     """The same for a terminal; the paper's lines and differences are dim."""
-    rich = RichTable(title=Text(title, "table.title"), box=box.SIMPLE, pad_edge=False)  # brackets are no markup
+    rich = RichTable(box=box.SIMPLE, pad_edge=False)
     for number, heading in enumerate(headings):
         rich.add_column(Text(heading), justify="left" if number < 2 else "right")
     for row, after in zip(table, [*table[1:], None], strict=True):

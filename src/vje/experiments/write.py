@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from vje.experiments import PICTURES, Experiment
 from vje.experiments.grid import Scale
@@ -25,6 +24,7 @@ from vje.experiments.table import (
     provenance_line,
 )
 from vje.runs import RunFolder, read_json, write_atomically, write_json
+from vje.terminal import print_whole, say
 
 
 def write(
@@ -179,10 +179,8 @@ def _page(experiment: Experiment, scaled: str, content: dict[str, Any], notes: l
 
 def _print(experiment: Experiment, scaled: str, content: dict[str, Any], notes: list[str], console: Console) -> None:
     if "lines" in content:
-        table = for_terminal(_title(experiment, scaled), content["headings"], content["lines"])
-        needed = 34 + 15 * len(experiment.columns)  # a narrow window wraps lines; a narrow table loses figures
-        Console(file=console.file, width=max(needed, console.width)).print(table)
+        print_whole(for_terminal(content["headings"], content["lines"]), _title(experiment, scaled), console)
     else:
-        console.print(Text(_title(experiment, scaled), "bold"), soft_wrap=True)
+        say(console, _title(experiment, scaled), "bold")
     for note in notes:
-        console.print(Text(note, "dim"), soft_wrap=True)
+        say(console, note, "dim")
