@@ -196,6 +196,10 @@ def build_loop(
     rates = warmup_cosine(settings.lr, span, warmup).to(device)
     options = step_options(config, device, world, share, steps)
     _check_groups(method, share // settings.accumulate)
+    start = method.target_momentum
+    momenta = cosine_to_one(start, span) if method.momentum_rises else torch.full((span,), start)
+    unused = method.leaves_unused()
+    wrapped = DistributedDataParallel(method, find_unused_parameters=unused) if world.size > 1 else None
     step = TrainStep(
         method=method,
         optimizer=build_optimizer(
@@ -211,10 +215,10 @@ def build_loop(
         batches=batches,
         views=Views(build_augmentations(config.augment, config.data.size)[: method.views], data.preprocessing),
         learning_rates=rates,
-        momenta=_momenta(method, span).to(device),
+        momenta=momenta.to(device),
         seed=config.run.seed,
         options=options,
-        wrapped=_distributed(method) if world.size > 1 else None,
+        wrapped=wrapped,
     )
     return Loop(
         step=step,
@@ -235,16 +239,6 @@ def build_loop(
         checkpoint_epochs=config.run.checkpoint_epochs,
         checkpoint_seconds=config.run.checkpoint_seconds,
     )
-
-
-def _momenta(method: Method, steps: int) -> Tensor:
-    start = method.target_momentum
-    return cosine_to_one(start, steps) if method.momentum_rises else torch.full((steps,), start)
-
-
-def _distributed(method: Method) -> DistributedDataParallel:
-    """Gradients averaged over processes."""
-    return DistributedDataParallel(method, find_unused_parameters=method.leaves_unused())
 
 
 def step_options(config: Config, device: torch.device, world: World, share: int, steps: int) -> StepOptions:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from vje.claims import claimed
-from vje.config import to_dict
 from vje.errors import UserError, command
 from vje.recipes import load_recipe
 from vje.runs import RunFolder
@@ -52,9 +51,7 @@ def run(arguments: list[str]) -> int:
 
     print("Training on scikit-learn's handwritten digits, without their labels.\n")
     with claimed(folder):
-        status = train(
-            config, folder, resuming=False, environment={"command": ["vje", "demo"]}, settings=to_dict(config)
-        )
+        status = train(config, folder, resuming=False, environment={"command": ["vje", "demo"]})
     return status or _show(folder)
 
 

@@ -12,7 +12,7 @@ from vje.build_data import Data, build_data
 from vje.cli.console import TrainingDisplay
 from vje.cli.live import watching
 from vje.cli.monitor import KNNMonitor, TensorBoard
-from vje.config import Config
+from vje.config import Config, to_dict
 from vje.data.workers import WorkerEnded, death_in_words
 from vje.environment import environment as surroundings
 from vje.errors import command
@@ -26,12 +26,7 @@ from vje.training.loop import Callback, Loop, Stopped
 
 
 def train(
-    config: Config,
-    folder: RunFolder,
-    resuming: bool,
-    environment: dict[str, Any],
-    settings: dict[str, Any],
-    watch: int | None = None,
+    config: Config, folder: RunFolder, resuming: bool, environment: dict[str, Any], watch: int | None = None
 ) -> int:
     """Train and save the model; 130 if interrupted. Only the first of several processes writes and prints.
 
@@ -47,7 +42,7 @@ def train(
         if recorded is not None and device.type == "cpu":
             torch.set_num_threads(folder.read("environment")["threads"])  # sums depend on how they are split
         if processes.writes and not resuming:
-            folder.write("config", settings)  # first of all: what is killed from here on can be resumed
+            folder.write("config", to_dict(config))  # first of all: what is killed from here on can be resumed
         try:
             data = build_data(config, recorded)
             loop = build_loop(config, data, device, processes, folder)
@@ -59,7 +54,7 @@ def train(
         if processes.writes:
             folder.model_file.unlink(missing_ok=True)  # of a finished run that is extended: it is no longer that
             if resuming:
-                folder.write("config", settings)  # with what was changed, now that it is known to fit
+                folder.write("config", to_dict(config))  # with what was changed, now that it is known to fit
             (folder.path / "failed.json").unlink(missing_ok=True)
             now = environment | surroundings(device) | {"processes": processes.size}
             folder.write("environment", _with_history(folder, now) if recorded is not None else now)

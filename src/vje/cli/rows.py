@@ -6,24 +6,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from vje.errors import UserError, cannot_write
 
 Row = Sequence[Any]
-
-
-class Table(Protocol):
-    """Something that rows can be written to."""
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Add rows."""
-
-    def close(self) -> None:
-        """Finish: everything is written."""
-
-    def abandon(self) -> None:
-        """Stop early."""
 
 
 class CsvTable:

@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from vje.cli.console import counting
-from vje.cli.rows import CsvTable, ParquetTable, Row, Table, whole_rows
+from vje.cli.rows import CsvTable, ParquetTable, Row, whole_rows
 from vje.cli.score import SCORES, Options, say
 from vje.data.sources import FolderSource, ImageSource
 from vje.errors import UserError
@@ -144,7 +144,7 @@ class ScoringJob:
         return f"{self.options.images[0]}{split}[{self.source.names[place]}]"
 
 
-def open_table(options: Options, keep: int = 0) -> Table:
+def open_table(options: Options, keep: int = 0) -> CsvTable | ParquetTable:
     """The file to write, or standard output; ``keep`` bytes of a CSV file stay as they are."""
     file, columns = options.file, options.columns
     if file is None or file.suffix == ".csv":

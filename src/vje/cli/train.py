@@ -21,7 +21,6 @@ from vje.config import (
     RunConfig,
     changed_fields,
     stored_config,
-    to_dict,
 )
 from vje.errors import UserError, command
 from vje.methods import method_names
@@ -232,4 +231,4 @@ def _train(config: Config, folder: RunFolder, resuming: bool, watch: int | None)
     from vje.cli.launch import train
 
     environment: dict[str, Any] = {"command": ["vje", *sys.argv[1:]]}
-    return train(config, folder, resuming, environment, to_dict(config), watch)
+    return train(config, folder, resuming, environment, watch)

@@ -5,7 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -226,10 +226,6 @@ class Method(nn.Module, ABC):
         from vje.models import save_model
 
         return save_model(self, path)
-
-    def train(self, mode: bool = True) -> Self:
-        """Training mode, or evaluation mode."""
-        return super().train(mode)
 
 
 def two_views(method: Method, views: Sequence[Tensor]) -> None:

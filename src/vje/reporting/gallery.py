@@ -19,9 +19,6 @@ def save_gallery(
         rows: (title, images ``[C, H, W]``, captions) of each row.
         width: of one image, in inches.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
     columns = max(len(images) for _, images, _ in rows)
