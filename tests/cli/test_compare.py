@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from vje.cli.probe import BATCH, Options
+from vje.cli.probe import Options
 from vje.config import to_dict
-from vje.evaluation.probe import RATES
 from vje.evaluation.usual import USUAL_PROBE
 from vje.recipes import load_recipe
 from vje.runs import RunFolder
@@ -541,9 +540,9 @@ def test_every_space_that_training_looked_at_is_shown(vje, make_run, tmp_path):
 
 def probed(**changes):
     """What ``vje probe`` writes of a run, with its usual options or others."""
-    lr = changes.pop("lr", RATES)
+    lr = changes.pop("lr", (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))
     usual = (name for name in USUAL_PROBE if name not in ("lr", "batch"))
-    fields = {name: Options.__dataclass_fields__[name].default for name in usual} | {"batch": BATCH}
+    fields = {name: Options.__dataclass_fields__[name].default for name in usual} | {"batch": 256}
     spaces = {"z": {"top1": 90.0, "top5": None, "lr": lr[0], "rates": [{"lr": rate} for rate in lr]}}
     return {"spaces": spaces, **fields, "momentum": 0.9, "seed": 3, **changes}
 

@@ -117,7 +117,7 @@ def test_later_calls_add_spaces(vje, run):
     answer = vje("probe", run, *QUICK, "--space", "mean")
     assert answer.status == 0
     z, target = (together["spaces"][space]["top1"] for space in ("z", "target"))
-    kept = f"same weights, images and settings (z {z:.2f}% top-1, EMA encoder's z {target:.2f}% top-1)"
+    kept = f"same weights, images and settings (z {z:.2f}% top-1, the EMA encoder's z {target:.2f}% top-1)"
     assert kept in answer.out and "\nz: " not in answer.out  # what is not new has no rows
     assert read(run) == together
     assert list(read(run)["spaces"]) == list(together["spaces"])
@@ -134,9 +134,9 @@ def test_the_same_images_elsewhere(vje, run, trained, tmp_path):
 OTHERS = {
     "epochs": (["--epochs", "2"], "settings differ: epochs 3 then, 2 now"),
     "rates": (["--lr", "0.3", "0.1"], "settings differ: rates 0.001/0.003/0.01/0.03/0.1/0.3/1/3 then, 0.1/0.3 now"),
-    "two": (["--weight-decay", "1", "--seed", "1"], "settings differ: weight decay 0.0 then, 1.0 now; seed 0 then, 1"),
+    "two": (["--weight-decay", "1", "--seed", "1"], "settings differ: weight decay 0 then, 1 now; seed 0 then, 1"),
     "held out": (["--held-out", "0.1001"], "settings differ: held out 0.1 then, 0.1001 now"),  # as many images
-    "augment": (["--augment"], "settings differ: augment False then, True now"),
+    "augment": (["--augment"], "settings differ: augment off then, on now"),
     "labels": (["--data", "{}/other.npz"], "the images or their labels differ"),
 }
 
@@ -150,7 +150,7 @@ def test_what_cannot_stand_beside_the_new_is_named(vje, run, trained, name):
         np.savez(run / "other.npz", **dict(arrays) | {"test_labels": arrays["test_labels"][::-1]})
     answer = vje("probe", run, *QUICK, *(word.format(run) for word in words), "--space", "mean")
     assert answer.status == 0, answer.err
-    assert f"Replaced: what earlier calls found (z {before['z']['top1']:.2f}% top-1, posterior mean" in answer.out
+    assert f"Replaced: what earlier calls found (z {before['z']['top1']:.2f}% top-1, the posterior mean" in answer.out
     assert f", as {reason}" in answer.out
     assert list(read(run)["spaces"]) == ["mean"] and "top1" not in read(run)
 

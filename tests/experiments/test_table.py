@@ -184,7 +184,7 @@ def test_curves_are_means_over_seeds(tmp_path, declared):
 
 def test_a_figure_has_panels_for_what_was_begun(tmp_path, declared, monkeypatch):
     drawn = []
-    monkeypatch.setattr("vje.reporting.panels.save_panels", lambda file, columns, *rest: drawn.append(columns))
+    monkeypatch.setattr("vje.experiments.write.save_panels", lambda file, columns, *rest: drawn.append(columns))
     more = CURVES.replace(
         "[[strips]]", '[[columns]]\nname = "others"\nrecipe = "digits"\noptions = { nu = 3.0 }\n[[strips]]'
     )

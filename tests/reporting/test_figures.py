@@ -72,7 +72,7 @@ def test_the_old_picture_stays_until_the_new_one_is_whole(tmp_path, monkeypatch)
 def drawn(monkeypatch):
     """The figures that would have been written, by the name of the module that draws them."""
     figures = {}
-    for module in ("compare", "curves", "geometry", "ood", "panels"):
+    for module in ("curves", "geometry", "ood", "panels"):
         keep = lambda figure, *_, module=module: figures.update({module: figure})  # noqa: E731
         monkeypatch.setattr(f"vje.reporting.{module}.save_figure", keep)
     return figures
@@ -115,7 +115,7 @@ def test_compared_runs_are_a_mean_in_a_band_of_one_deviation(drawn, tmp_path):
     curves = [[(1, 70.0), (2, 80.0), (3, 99.0)], [(1, 74.0), (2, 86.0)]]  # one run is behind
     runs = [Run(RunFolder(tmp_path), load_recipe("digits"), {}, curve) for curve in curves]
     save_comparison(tmp_path / "x.png", [Group("digits", runs)])
-    (axis,) = drawn["compare"].axes
+    (axis,) = drawn["panels"].axes
     assert points_of(axis.lines[0]) == [(1, 72), (2, 83)]
     assert axis.lines[0].get_label() == "digits (83.0)"
     expected = np.array([(1, 72 - 8**0.5, 72 + 8**0.5), (2, 83 - 18**0.5, 83 + 18**0.5)])
@@ -127,7 +127,7 @@ def test_a_label_says_what_a_run_reached_last_and_whether_that_is_all(drawn, tmp
     folder, config, curve = RunFolder(tmp_path), load_recipe("digits"), [(9, 70.0), (16, 60.0)]
     groups = [Group(name, [Run(folder, config, {}, curve, **state)]) for name, state in states.items()]
     save_comparison(tmp_path / "x.png", [*groups, Group("d", [Run(folder, config, {}, curve[:1])])])
-    lines = drawn["compare"].axes[0].lines
+    lines = drawn["panels"].axes[0].lines
     assert [line.get_label() for line in lines] == [
         "a (60.0, unfinished)",
         "b (60.0, diverged)",
@@ -137,7 +137,7 @@ def test_a_label_says_what_a_run_reached_last_and_whether_that_is_all(drawn, tmp
     assert points_of(lines[0]) == [(9, 70), (16, 60)]
     assert lines[3].get_marker() == "."  # a line of one point would not be seen
     save_comparison(tmp_path / "x.png", [])
-    assert drawn["compare"].axes[0].get_legend() is None
+    assert drawn["panels"].axes[0].get_legend() is None
 
 
 def test_panels_have_lines_in_bands_of_one_deviation(drawn, tmp_path):

@@ -44,11 +44,11 @@ def test_every_measure_has_its_own_number(folder):
     how = "k = 7, cosine"
     assert rows(folder) == [
         ("k-NN accuracy of z", "11.00%", how),
-        ("k-NN accuracy of the mean", "12.00%", how),
+        ("k-NN accuracy of the posterior mean", "12.00%", how),
         ("k-NN accuracy of the EMA encoder&#x27;s z", "13.00%", how),
         ("Effective rank of z", "14.0", "dimensions in real use"),
         ("Linear probe of z", "21.00%", "top-1 accuracy"),
-        ("Linear probe of the mean", "22.00%", "top-1 accuracy"),
+        ("Linear probe of the posterior mean", "22.00%", "top-1 accuracy"),
         ("Linear probe of the EMA encoder&#x27;s z", "23.00%", "top-1 accuracy"),
         ("Class margin", "0.500", "cosine to the own class&#x27;s centre, less the next nearest"),
         ("Margin against KL (nats)", "\u22120.25", "Spearman&#x27;s rank correlation"),

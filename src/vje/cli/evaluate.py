@@ -10,6 +10,7 @@ import tyro
 from vje.cli.checks import at_least
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, Subject, Workers, run_config
 from vje.config import Config
+from vje.evaluation.usual import SPACES, USUAL_K
 from vje.runs import RunFolder
 from vje.terminal import print_whole
 
@@ -22,7 +23,7 @@ class Options:
     """Run folder."""
     data_dir: OwnDataDir = None
     data: OwnData = None
-    k: int = 20
+    k: int = USUAL_K
     """Neighbours that vote."""
     device: Device = "auto"
     batch: Batch = 500
@@ -88,8 +89,8 @@ def print_table(result: dict[str, Any]) -> None:
             "accuracy", shown(result["classifier"]["top1"], ".2f", "%"), "of the classifier it was trained with"
         )
     for name, value in result.get("knn", {}).items():
-        if name in KNN:
-            table.add_row(f"k-NN of {KNN[name]}", shown(value, ".2f", "%"), f"k = {result['knn']['k']}, cosine")
+        if name in SPACES:
+            table.add_row(f"k-NN of {SPACES[name]}", shown(value, ".2f", "%"), f"k = {result['knn']['k']}, cosine")
     for name, value in result.get("posterior", {}).items():
         words = method.quantity(name)
         table.add_row(words.title, shown(value, ".4g"), words.meaning)
@@ -97,6 +98,3 @@ def print_table(result: dict[str, Any]) -> None:
     print_whole(table, f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on")
     if "knn" not in result:
         print("k-NN accuracy needs labels, and this data has none.")
-
-
-KNN = {"z": "z", "mean": "posterior mean", "target": "EMA encoder's z"}

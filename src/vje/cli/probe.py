@@ -11,7 +11,7 @@ from vje.cli.checks import at_least
 from vje.cli.subject import Device, OwnData, OwnDataDir, Subject, Workers, run_config, tell_unreadable
 from vje.config import Config
 from vje.errors import UserError
-from vje.evaluation.usual import KEPT_BYTES
+from vje.evaluation.usual import KEPT_BYTES, SPACES, USUAL_PROBE, said
 from vje.runs import RunFolder
 from vje.terminal import print_whole
 
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from vje.data.splits import Splits
     from vje.methods.method import Method
 
-BATCH = 256
 MOMENTUM = 0.9
 COMPARED = ("epochs", "batch", "momentum", "weight_decay", "standardize", "augment", "seed", "held_out", "rates")
 """Settings that results of several calls must have in common to stand side by side."""
 OTHER_WORDS = {"ema": "target"}
-TITLES = {"z": "z", "mean": "posterior mean", "target": "EMA encoder's z"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     from vje.build_data import open_splits
     from vje.cli.console import counting
     from vje.cli.probe_images import augmented, stored
-    from vje.evaluation.probe import RATES, Split, linear_probe
+    from vje.evaluation.probe import Split, linear_probe
     from vje.evaluation.spaces import stored_spaces
 
     splits = open_splits(config.data, folder.read("data"))
@@ -122,7 +120,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     batch = _batch(options.batch, len(splits.bank))
     subject = Subject(folder, options.device, workers=options.workers)
     model = subject.model
-    names, rates = _spaces(model, options.space), sorted(set(options.lr)) or list(RATES)
+    names, rates = _spaces(model, options.space), sorted(set(options.lr)) or list(USUAL_PROBE["lr"])
     test = subject.features("test images", splits.test)
     assert test.labels is not None
     augment = options.augment or _too_many(splits.bank, model, names)
@@ -211,7 +209,8 @@ def _batch(wanted: int | None, images: int) -> int:
     half = max(1, images // 2)
     if wanted is not None and wanted > images:
         raise UserError(f"--batch {wanted} is more than the {images} training images: use --batch {half}.")
-    return wanted or (BATCH if images >= BATCH else half)
+    usual: int = USUAL_PROBE["batch"]
+    return wanted or (usual if images >= usual else half)
 
 
 def _spaces(model: "Method", wanted: str) -> list[str]:
@@ -245,7 +244,7 @@ def with_earlier(now: dict[str, Any], earlier: dict[str, Any]) -> tuple[dict[str
     reason, before = _difference(earlier, now), earlier.get("spaces", {})
     kept = {} if reason else {name: found for name, found in before.items() if name not in now["spaces"]}
     spaces = now["spaces"] | {name: _with_origin(found, earlier, now) for name, found in kept.items()}
-    spaces = {name: spaces[name] for name in dict.fromkeys((*TITLES, *spaces)) if name in spaces}
+    spaces = {name: spaces[name] for name in dict.fromkeys((*SPACES, *spaces)) if name in spaces}
     of_z = {name: spaces["z"][name] for name in ("top1", "top5")} if "z" in spaces else {}
     note = ""
     if before and reason:
@@ -265,14 +264,10 @@ def _difference(earlier: dict[str, Any], now: dict[str, Any]) -> str:
     if earlier["inputs"] != now["inputs"]:
         return images
     changed = [name for name in COMPARED if earlier.get(name) != now[name]]
-    words = (f"{name.replace('_', ' ')} {_value(earlier.get(name))} then, {_value(now[name])} now" for name in changed)
+    words = (f"{name.replace('_', ' ')} {said(earlier.get(name))} then, {said(now[name])} now" for name in changed)
     if changed:
         return f"settings differ: {'; '.join(words)}"
     return "" if earlier.get("images") == now["images"] else images
-
-
-def _value(value: Any) -> str:
-    return "/".join(f"{x:g}" for x in value) if isinstance(value, list) else str(value)
 
 
 def _with_origin(found: dict[str, Any], earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -283,7 +278,7 @@ def _with_origin(found: dict[str, Any], earlier: dict[str, Any], now: dict[str, 
 
 
 def _accuracies(spaces: dict[str, Any]) -> str:
-    return ", ".join(f"{TITLES.get(name, name)} {found['top1']:.2f}% top-1" for name, found in spaces.items())
+    return ", ".join(f"{SPACES.get(name, name)} {found['top1']:.2f}% top-1" for name, found in spaces.items())
 
 
 def print_table(result: dict[str, Any]) -> None:
@@ -298,7 +293,7 @@ def print_table(result: dict[str, Any]) -> None:
         for rate in found["rates"]:
             top5 = "" if rate["test_top5"] is None else f"{rate['test_top5']:.2f}%"
             table.add_row(
-                TITLES.get(space, space),
+                SPACES.get(space, space),
                 f"{rate['lr']:g}",
                 f"{rate['validation_top1']:.2f}%",
                 f"{rate['test_top1']:.2f}%",
@@ -309,7 +304,7 @@ def print_table(result: dict[str, Any]) -> None:
     title = f"Linear probe on {result['data']}: {images['train']:,} training and {images['test']:,} test images"
     print_whole(table, title)
     for space, found in result["spaces"].items():
-        print(_summary(TITLES.get(space, space), found, images["held_out"]))
+        print(_summary(SPACES.get(space, space), found, images["held_out"]))
 
 
 def _summary(space: str, found: dict[str, Any], held_out: int) -> str:

@@ -10,12 +10,13 @@ from vje.errors import UserError
 from vje.evaluation.features import Features
 from vje.evaluation.knn import knn_accuracy
 from vje.evaluation.rank import effective_rank
+from vje.evaluation.usual import USUAL_K
 from vje.methods.method import Method
 
 STATISTICS = ("variance", "kl", "nll", "nll_directional", "nll_radial", "anisotropy", "cosine_mean_z")
 
 
-def evaluate(model: Method, bank: Features | None, test: Features, k: int = 20) -> dict[str, Any]:
+def evaluate(model: Method, bank: Features | None, test: Features, k: int = USUAL_K) -> dict[str, Any]:
     """Everything that ``evaluation.json`` holds; what needs labels is absent without them.
 
     Args:
@@ -47,7 +48,7 @@ def check_neighbours(k: int, images: int) -> None:
         raise UserError(f"--k {k} is more than the {images:,} training images there are: choose {images} or fewer.")
 
 
-def knn_of_features(model: Method, bank: Features, test: Features, k: int = 20) -> dict[str, float]:
+def knn_of_features(model: Method, bank: Features, test: Features, k: int = USUAL_K) -> dict[str, float]:
     """k-NN accuracy in percent of z, of the method's other spaces (VJE: the mean) and of the EMA encoder's z."""
     assert bank.labels is not None and test.labels is not None
     device = next(model.parameters()).device

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vje.errors import UserError
+from vje.evaluation.usual import USUAL_K
 
 CHUNK = 2**26
 """Similarities held in memory at a time."""
@@ -15,7 +16,7 @@ def knn_accuracy(
     bank_labels: Tensor,
     queries: Tensor,
     query_labels: Tensor,
-    k: int = 20,
+    k: int = USUAL_K,
     temperature: float = 0.07,
 ) -> float:
     """Percentage of queries whose nearest neighbours vote for the right class.

@@ -22,9 +22,7 @@ from torch import Tensor
 from vje.data.order import epoch_order, steps_per_epoch
 from vje.errors import UserError
 from vje.evaluation.sweep import LinearSweep, scale_of
-
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""Learning rates that suit standardised features and batches of a few hundred."""
+from vje.evaluation.usual import USUAL_PROBE
 
 MOST_HELD_OUT = 10_000
 
@@ -133,7 +131,7 @@ def linear_probe(
     training: Training,
     test: Split,
     *,
-    rates: Sequence[float] = RATES,
+    rates: Sequence[float] = USUAL_PROBE["lr"],
     epochs: int = 100,
     momentum: float = 0.9,
     weight_decay: float = 0.0,

@@ -1,7 +1,6 @@
 """What ``vje reproduce`` leaves behind: the table or figure, as Markdown and JSON, and as a picture."""
 
 import shutil
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from vje.experiments.table import (
     provenance,
     provenance_line,
 )
+from vje.reporting.panels import Point, over_seeds, save_panels, save_scalar
 from vje.runs import RunFolder, read_json, write_atomically, write_json
 from vje.terminal import print_whole, say
 
@@ -86,8 +86,6 @@ def _table(experiment: Experiment, results: Results) -> dict[str, Any]:
 
 
 def _figure(experiment: Experiment, results: Results, place: Path) -> dict[str, Any]:
-    from vje.reporting.panels import save_panels, save_scalar
-
     file = place.with_name(f"{place.name}.png")
     if experiment.kind == "scalar":
         save_scalar(file)
@@ -113,8 +111,8 @@ def _figure(experiment: Experiment, results: Results, place: Path) -> dict[str, 
     return {"pictures": [file], "data": {"series": series}}
 
 
-def _curve(cell: Any, value: tuple[str, ...], results: Results) -> list[tuple[int, float, float]]:
-    """Mean and standard deviation over seeds, at the epochs that every run has the number of."""
+def _curve(cell: Any, value: tuple[str, ...], results: Results) -> list[Point]:
+    """A line of the figure, over the seeds that are finished."""
     tables = []
     for folder in filter(None, (results.finished(run) for run in results.scale.runs(cell))):
         path = (value or cell.value)[0].partition(":")[2]
@@ -125,9 +123,7 @@ def _curve(cell: Any, value: tuple[str, ...], results: Results) -> list[tuple[in
             except Missing:
                 continue
         tables.append(table)
-    shared = sorted(set.intersection(*map(set, tables))) if tables else []
-    points = ((epoch, [table[epoch] for table in tables]) for epoch in shared)
-    return [(epoch, statistics.mean(x), statistics.stdev(x) if len(x) > 1 else 0.0) for epoch, x in points]
+    return over_seeds(tables)
 
 
 def _copied(experiment: Experiment, results: Results, file: Path) -> bool:

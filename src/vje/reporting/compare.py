@@ -8,11 +8,10 @@ from typing import Any
 
 from vje.config import Config, changed_fields, stored_config
 from vje.errors import UserError, command
-from vje.evaluation.usual import USUAL_K, USUAL_PROBE
+from vje.evaluation.usual import SPACES, USUAL_K, probe_differences, said
 from vje.recipes import load_recipe
-from vje.reporting.figures import save_figure
-from vje.reporting.ood_columns import Images, benchmark_images, differ, ood_columns, ood_scores
-from vje.reporting.own_sets import own_images, own_options
+from vje.reporting.ood_columns import Images, benchmark_images, differ, ood_columns, own_images, own_options
+from vje.reporting.panels import Point, over_seeds, save_panels
 from vje.reporting.records import is_number, read_epochs, read_failure
 from vje.runs import COMMANDS, Damaged, RunFolder, distinct, repeated_seeds
 
@@ -124,12 +123,9 @@ class Group:
             for name, values in found.items()
         }
 
-    def curve(self) -> list[tuple[int, float, float]]:
-        """(epoch, mean, standard deviation) of k-NN at the epochs that every run has."""
-        tables = [dict(run.curve) for run in self.runs]
-        shared = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
-        points = ((epoch, [table[epoch] for table in tables]) for epoch in shared)
-        return [(e, statistics.mean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for e, v in points]
+    def curve(self) -> list[Point]:
+        """k-NN over epochs."""
+        return over_seeds([dict(run.curve) for run in self.runs])
 
 
 def read_runs(folders: Iterable[RunFolder]) -> list[Run]:
@@ -174,7 +170,7 @@ def read_run(folder: RunFolder) -> Run:
         done=None if whole else done,
         unfinished=frozenset(unfinished),
         notes=tuple(notes),
-        images=own_images(ood, [title for title, _ in ood_scores(ood)], str(folder.path)),
+        images=own_images(ood, unknown=str(folder.path)),
         benchmark={name: images for name, images in benchmark_images(ood).items() if name in values},
         diverged=None if whole else failure.get("step"),
     )
@@ -195,24 +191,13 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 def save_comparison(file: Path, groups: Sequence[Group]) -> None:
     """Draw k-NN of z over epochs, a line a group, with a band of one standard deviation."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    axis = figure.subplots()
+    lines = {}
     for group in groups:
-        curve = group.curve()
-        if curve:
-            epochs, mean, std = (list(x) for x in zip(*curve, strict=True))
+        if curve := group.curve():
             state = ", diverged" if group.diverged() else ", unfinished" if group.unfinished() else ""
-            label = f"{group.name} ({mean[-1]:.1f}{state})"
-            (line,) = axis.plot(epochs, mean, label=label, marker="." if len(curve) < 30 else "")
-            low, high = ([m + s * d for m, d in zip(mean, std, strict=True)] for s in (-1, 1))
-            axis.fill_between(epochs, low, high, alpha=0.2, color=line.get_color())
-    axis.set(xlabel="epoch", ylabel="k-NN accuracy of z (%)")
-    axis.grid(alpha=0.3)
-    if axis.has_data():
-        axis.legend(fontsize=8)
-    save_figure(figure, file, 120)
+            lines[f"{group.name} ({curve[-1][1]:.1f}{state})"] = curve
+    title = "k-NN accuracy of z (%)"
+    save_panels(file, [""], [title], {(title, ""): lines}, size=(7.5, 4.5))
 
 
 def _results(folder: RunFolder) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -242,7 +227,7 @@ def _evaluation(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         yield "accuracy", found["classifier"]["top1"]
     knn = found.get("knn", {})
     k = knn.get("k", USUAL_K)
-    for name in ("z", "mean", "target"):
+    for name in SPACES:
         if name in knn:
             yield f"k-NN {name}" if k == USUAL_K else f"k-NN {name} (k={k})", knn[name]
     posterior, rank = found.get("posterior", {}), found.get("effective_rank")
@@ -252,9 +237,7 @@ def _evaluation(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _probe(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for space, result in found.get("spaces", {}).items():
-        rates = tuple(rate["lr"] for rate in result.get("rates", ()))
-        protocol = {**USUAL_PROBE, **found, "lr": rates or USUAL_PROBE["lr"]}
-        marks = [_mark(name, protocol[name]) for name, usual in USUAL_PROBE.items() if protocol[name] != usual]
+        marks = [_mark(name, value) for name, (value, _) in probe_differences(found, result).items()]
         yield f"probe {space} ({', '.join(marks)})" if marks else f"probe {space}", result["top1"]
 
 
@@ -267,7 +250,7 @@ def _mark(name: str, value: Any) -> str:
     name = name.replace("_", "-")
     if isinstance(value, bool):
         return name if value else f"no-{name}"
-    return f"{name}={'/'.join(f'{x:g}' for x in (value if isinstance(value, tuple) else (value,)))}"
+    return f"{name}={said(value)}"
 
 
 def _without(run: Run, columns: Sequence[str]) -> Run:

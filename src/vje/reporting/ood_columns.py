@@ -1,10 +1,13 @@
-"""What ``vje ood`` found as columns of a comparison: the scores that are shown, and the images that they are of."""
+"""What ``vje ood`` found as columns of a comparison: the scores that are shown, and the images that they are of.
+
+A result is a benchmark's, or of sets of someone's own (``vje ood --id``).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vje.ood.benchmark import BENCHMARKS
-from vje.reporting.own_sets import column_title, own_sets
 
 OWN_SCORES = ("nll", "ps_nll")
 """The likelihood scores that stand for a method in the OOD columns; others are judged by k-NN distance alone."""
@@ -61,6 +64,46 @@ def differ(images: Sequence[Images]) -> bool:
     prints = [each.prints for each in images]
     known: Sequence[Mapping[str, object]] = prints if all(prints) else [each.counts for each in images if each.counts]
     return any(each != known[0] for each in known)
+
+
+def own_sets(found: Mapping[str, Any]) -> list[str]:
+    """The sets of a result, by name; none if it is a benchmark's.
+
+    >>> own_sets({"summary": {"nll": {"avg": 90.0}}, "counts": {"id": 20, "noise": 15}})
+    ['noise']
+    """
+    benchmark = any({"near", "far"} & means.keys() for means in found.get("summary", {}).values())
+    return [] if benchmark else [name for name in found.get("counts", {}) if name != "id"]
+
+
+def column_title(found: Mapping[str, Any], score: str, name: str) -> str:
+    """What a score on a set is called beside others.
+
+    >>> column_title({"data": "mine/inbox"}, "NLL", "noise")
+    'OOD NLL (inbox against noise)'
+    """
+    return f"OOD {score} ({Path(found['data']).name.removesuffix('.npz') or 'images'} against {name})"
+
+
+def own_images(found: Mapping[str, Any], unknown: str) -> dict[str, str]:
+    """What identifies the images of each column on sets of someone's own.
+
+    Args:
+        found: the result.
+        unknown: stands for images that were not recorded.
+    """
+    prints, everything = found.get("images", {}), found.get("inputs", unknown)
+    return {
+        column_title(found, title, name): f"{prints['id']} {prints[name]}" if name in prints else everything
+        for title, _ in ood_scores(found)
+        for name in own_sets(found)
+    }
+
+
+def own_options(found: Mapping[str, Any]) -> list[str]:
+    """What ``vje ood`` has to be told to make a result again."""
+    sets = own_sets(found)
+    return ["--id", str(found["data"]), "--ood", *(f"{name}=PATH" for name in sets)] if sets else []
 
 
 def _parts(found: Mapping[str, Any], score: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Small figures of the paper that need no more than lines: numbers over epochs in a grid, and the scalar Student-t."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,9 +11,23 @@ from numpy.typing import NDArray
 from vje.reporting.figures import save_figure
 
 Point = tuple[int, float, float]
-"""Epoch, mean, standard deviation."""
+"""Epoch; mean and sample standard deviation over seeds."""
 Array = NDArray[np.float64]
 DEGREES = (1.0, 3.0, 7.0, 20.0, 50.0, math.inf)
+
+
+def over_seeds(tables: Sequence[Mapping[int, float]]) -> list[Point]:
+    """A number of several runs as one line, at the epochs that every run has it of.
+
+    Args:
+        tables: the number by epoch, of each run.
+
+    >>> over_seeds([{1: 70.0, 2: 80.0, 3: 90.0}, {2: 80.0, 1: 72.0}])
+    [(1, 71.0, 1.4142135623730951), (2, 80.0, 0.0)]
+    """
+    shared = sorted(set.intersection(*map(set, tables))) if tables else []
+    points = ((epoch, [table[epoch] for table in tables]) for epoch in shared)
+    return [(epoch, statistics.mean(x), statistics.stdev(x) if len(x) > 1 else 0.0) for epoch, x in points]
 
 
 def save_panels(
@@ -20,6 +35,7 @@ def save_panels(
     columns: Sequence[str],
     strips: Sequence[str],
     curves: Mapping[tuple[str, str], Mapping[str, list[Point]]],
+    size: tuple[float, float] = (4.2, 3.4),
 ) -> None:
     """Draw lines over epochs, a panel for each strip (row) and column; with a single column the strips lie abreast.
 
@@ -28,12 +44,13 @@ def save_panels(
         columns: titles of the columns.
         strips: names of the rows' quantities.
         curves: the lines of each panel by their names, with a band of one standard deviation; by (strip, column).
+        size: of a panel, in inches.
     """
     from matplotlib.figure import Figure
 
     abreast = len(columns) == 1
     shape = (1, len(strips)) if abreast else (len(strips), len(columns))
-    figure = Figure(figsize=(4.2 * shape[1], 3.4 * shape[0]), layout="constrained")
+    figure = Figure(figsize=(size[0] * shape[1], size[1] * shape[0]), layout="constrained")
     axes = list(figure.subplots(*shape, squeeze=False).flat)
     for axis, (strip, column) in zip(axes, [(s, c) for s in strips for c in columns], strict=True):
         for number, (name, points) in enumerate(curves.get((strip, column), {}).items()):
@@ -46,7 +63,7 @@ def save_panels(
         if axis.has_data():
             axis.legend(fontsize=8)
         else:
-            axis.text(0.5, 0.5, "no runs yet", ha="center", transform=axis.transAxes)
+            axis.text(0.5, 0.5, "none recorded", ha="center", transform=axis.transAxes)
     save_figure(figure, file, 120)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vje.errors import command
-from vje.evaluation.usual import USUAL_K
+from vje.evaluation.usual import SPACES, USUAL_K
 from vje.methods.method import Method
 from vje.ood.benchmark import benchmark_name
 from vje.reporting.atlas import Atlas
@@ -19,7 +19,6 @@ SCRIPTS = ("common.js", "charts.js", "pictures.js", "map.js", "galleries.js", "r
 MINUS = "\u2212"
 NOTHING = "\u2013"
 """Stands for a number that is none: an en dash."""
-SPACES = {"z": "z", "mean": "the mean", "target": "the EMA encoder's z"}
 Row = tuple[str, str, str]
 """Measure, value, what it says."""
 RESULTS = {
