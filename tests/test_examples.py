@@ -6,7 +6,6 @@ import torch
 
 import vje
 import vje.networks.encoders
-from vje.reporting.curves import save_curves
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,10 +27,3 @@ def test_minimal_example_trains_embeds_and_scores(tmp_path: Path, monkeypatch: p
 
 def test_minimal_example_is_one_page() -> None:
     assert len((ROOT / "examples" / "minimal.py").read_text().splitlines()) < 120
-
-
-def test_curves_are_drawn_for_runs_with_and_without_labels(tmp_path: Path) -> None:
-    labelled = [{"epoch": e, "loss": 1.0 / e, "knn": {"z": 50.0 + e, "mean": 40.0}} for e in (1, 2, 3)]
-    unlabelled = [{"epoch": e, "loss": 2.0 / e} for e in (1, 2)]
-    save_curves(tmp_path / "curves.png", {"a": labelled, "b": unlabelled})
-    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"

@@ -8,7 +8,6 @@ from PIL import Image
 from vje.errors import UserError
 from vje.recipes import load_recipe
 from vje.reporting.compare import Group, Run, save_comparison
-from vje.reporting.curves import save_curves
 from vje.reporting.figures import save_figure
 from vje.reporting.gallery import save_gallery
 from vje.reporting.geometry import save_geometry, save_training
@@ -21,7 +20,6 @@ PLACES = np.zeros((4, 2), np.float32)
 STATISTICS = dict.fromkeys(("variance", "nll", "kl", "anisotropy"), np.arange(4, dtype=np.float32))
 SAVERS = {
     "compare": lambda file: save_comparison(file, []),
-    "curves": lambda file: save_curves(file, {"run": [{"epoch": 1, "loss": 2.0}]}),
     "gallery": lambda file: save_gallery(file, [("row", [np.zeros((1, 4, 4), np.uint8)], ["one"])]),
     "geometry": lambda file: save_geometry(file, PLACES, np.arange(4) % 2, STATISTICS),
     "ood roc": lambda file: save_roc(file, {"nll": SCORES}, {"other": {"nll": SCORES + 1}}),
@@ -72,7 +70,7 @@ def test_the_old_picture_stays_until_the_new_one_is_whole(tmp_path, monkeypatch)
 def drawn(monkeypatch):
     """The figures that would have been written, by the name of the module that draws them."""
     figures = {}
-    for module in ("curves", "geometry", "ood", "panels"):
+    for module in ("geometry", "ood", "panels"):
         keep = lambda figure, *_, module=module: figures.update({module: figure})  # noqa: E731
         monkeypatch.setattr(f"vje.reporting.{module}.save_figure", keep)
     return figures
@@ -126,7 +124,8 @@ def test_a_label_says_what_a_run_reached_last_and_whether_that_is_all(drawn, tmp
     states = {"a": {"done": 16}, "b": {"done": 16, "diverged": 3}, "c": {}}
     folder, config, curve = RunFolder(tmp_path), load_recipe("digits"), [(9, 70.0), (16, 60.0)]
     groups = [Group(name, [Run(folder, config, {}, curve, **state)]) for name, state in states.items()]
-    save_comparison(tmp_path / "x.png", [*groups, Group("d", [Run(folder, config, {}, curve[:1])])])
+    short, unlabelled = ((name, [Run(folder, config, {}, points)]) for name, points in (("d", curve[:1]), ("e", [])))
+    save_comparison(tmp_path / "x.png", [*groups, Group(*short), Group(*unlabelled)])
     lines = drawn["panels"].axes[0].lines
     assert [line.get_label() for line in lines] == [
         "a (60.0, unfinished)",
@@ -147,15 +146,6 @@ def test_panels_have_lines_in_bands_of_one_deviation(drawn, tmp_path):
     assert empty.get_ylabel() == "variance" and not empty.lines
     assert points_of(axis.lines[0]) == [(1, 5), (2, 7)]
     assert band_of(axis) == pytest.approx(np.array([(1, 4.5, 5.5), (2, 5.5, 8.5)]))
-
-
-def test_curves_are_the_records_over_epochs(drawn, tmp_path):
-    records = [{"epoch": 5, "loss": 2.0, "knn": {"z": 60.0}}, {"epoch": 6, "loss": 1.0}, {"epoch": 7, "loss": 0.5}]
-    save_curves(tmp_path / "x.png", {"a": records})
-    lines = {axis.get_title(): [points_of(line) for line in axis.lines] for axis in drawn["curves"].axes}
-    assert lines["loss"] == [[(5, 2), (6, 1), (7, 0.5)]]
-    assert lines["k-NN accuracy (%)"] == [[(5, 60)]]
-    assert lines["effective rank"] == []
 
 
 def test_a_statistic_is_coloured_between_its_extreme_fiftieths(drawn, tmp_path):
@@ -223,17 +213,6 @@ def test_each_panel_is_at_its_row_and_column(drawn, tmp_path):
     assert legend_of(axes[0]) == ["line"]
     save_panels(tmp_path / "x.png", ["c"], list("st"), curves)
     assert [axis.get_subplotspec().colspan.start for axis in drawn["panels"].axes] == [0, 1]  # abreast
-
-
-def test_lines_of_curves_are_told_apart_by_run_and_space(drawn, tmp_path):
-    record = {"epoch": 1, "loss": 2.0, "knn": {"z": 60.0, "mean": 50.0, "target": 70.0}}
-    save_curves(tmp_path / "x.png", {"a": [record], "b": [record]})
-    axes = {axis.get_title(): axis for axis in drawn["curves"].axes}
-    lines = axes["k-NN accuracy (%)"].lines
-    assert {line.get_label(): line.get_ydata()[0] for line in lines[:3]} == {"a: z": 60, "a: mean": 50, "a: target": 70}
-    assert len({line.get_linestyle() for line in lines[:3]}) == 3
-    assert lines[0].get_color() != lines[3].get_color() and lines[3].get_label() == "b: z"
-    assert legend_of(axes["loss"]) == ["a", "b"] and axes["loss"].get_xlabel() == "epoch"
 
 
 def test_the_map_of_geometry_names_classes_and_colours_by_the_statistic_it_names(drawn, tmp_path):
