@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from vje.errors import UserError
-from vje.experiments import FILES, PICTURES, experiment_names, load_experiment
+from vje.experiments import experiment_names, load_experiment
+from vje.experiments.check import FILES, PICTURES
 from vje.experiments.grid import Scale
 from vje.methods import method_names
 from vje.recipes import load_recipe

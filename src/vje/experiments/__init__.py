@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vje.errors import UserError
-from vje.experiments.check import FILES as FILES
-from vje.experiments.check import PICTURES as PICTURES
 from vje.experiments.check import check, check_line, check_tables
 from vje.fields import from_dict
 from vje.recipes import load_recipe
-from vje.runs import COMMANDS as COMMANDS
 
 
 @dataclass(frozen=True)

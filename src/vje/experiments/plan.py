@@ -8,7 +8,8 @@ from pathlib import Path
 from vje.config import changed_fields, stored_config
 from vje.data.registry import check_data
 from vje.errors import UserError
-from vje.experiments import PICTURES, Cell, Experiment
+from vje.experiments import Cell, Experiment
+from vje.experiments.check import PICTURES
 from vje.experiments.grid import PYTHON, Run, Scale, data_option, method_of
 from vje.experiments.usual import unusual
 from vje.ood.benchmark import BENCHMARKS, benchmark_name

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from vje.experiments import PICTURES, Experiment
+from vje.experiments import Experiment
+from vje.experiments.check import PICTURES
 from vje.experiments.grid import Scale
 from vje.experiments.plan import Job
 from vje.experiments.table import (
