@@ -87,6 +87,7 @@ def make_atlas():
         values["isolation"] = 1 - similarity.mean(1).numpy()
         return Atlas(
             space="posterior means",
+            vectors=features.float().numpy(),
             places=places.astype(np.float32),
             statistics={name: x.astype(np.float32) for name, x in values.items()},
             neighbours=neighbours.numpy(),

@@ -25,6 +25,7 @@ def six():
     """Six images of eight held out, two neighbours each; no two numbers are alike."""
     return Atlas(
         space="posterior means",
+        vectors=np.zeros((6, 3), np.float32),
         places=np.stack([floats(0, 1, 2, 3, 4, 5), floats(10, 20, 30, 40, 50, 60)], 1),
         statistics={"nll": floats(-3, 8, -5, 2, 9, 0), "norm": floats(1, 2, 3, 4, 5, 6)},
         neighbours=np.array([[1, 2], [0, 3], [4, 5], [5, 4], [3, 1], [2, 0]]),

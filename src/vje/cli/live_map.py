@@ -129,7 +129,7 @@ class MapMaker:
         while (newest := self._wait()) is not None:
             epoch, found = newest
             atlas = self._spread_out(found, pictures)
-            last, settled = self._settle(atlas, epoch, found, last) if mappable(found.vectors) else (None, True)
+            last, settled = self._settle(atlas, epoch, last) if mappable(atlas.vectors) else (None, True)
             if settled or self._newest is None:  # at the end they stay where they are
                 self.show(atlas if last is None else replace(atlas, places=last), epoch, True)
                 self._settled = epoch
@@ -143,25 +143,21 @@ class MapMaker:
     def _spread_out(self, found: Survey, pictures: Sprites) -> Atlas:
         """The map before the images have their places."""
         return Atlas(
-            space=found.space,
+            **vars(found),
             places=spread(len(found.vectors)),
-            statistics=found.statistics,
-            neighbours=found.neighbours,
-            similarity=found.similarity,
             names=[str(name) for name in self.source.names],
             pictures=pictures,
             labels=self.source.labels,
             classes=self.source.classes,
             total=self.total,
-            titles=found.titles,
         )
 
-    def _settle(self, atlas: Atlas, epoch: int, found: Survey, last: Floats | None) -> tuple[Floats, bool]:
+    def _settle(self, atlas: Atlas, epoch: int, last: Floats | None) -> tuple[Floats, bool]:
         """Show the images and move them to their places; False if there was something more urgent on the way."""
-        start = principal(found.vectors) if last is None else last
+        start = principal(atlas.vectors) if last is None else last
         self.show(replace(atlas, places=start), epoch, False)
         places = start
-        for places in settling(found.vectors, start, first=last is None):
+        for places in settling(atlas.vectors, start, first=last is None):
             if self._called.is_set():
                 return places, False
         return places, True

@@ -120,17 +120,13 @@ def _atlas(
 
     kept, found = features.kept[rows].tolist(), survey(model, features.z[rows])
     return Atlas(
-        space=found.space,
+        **vars(found),
         places=_cached_layout(cache, found.vectors, seed),
-        statistics=found.statistics,
-        neighbours=found.neighbours,
-        similarity=found.similarity,
         names=[str(test.names[i]) for i in kept],
         pictures=_pictures(model, test, kept, workers),
         labels=None if features.labels is None else features.labels[rows].numpy(),
         classes=test.classes,
         total=len(features.z),
-        titles=found.titles,
     )
 
 

@@ -28,34 +28,45 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Atlas:
-    """Everything that the map and the galleries show.
+class Survey:
+    """What a model makes of some images, before they have places and pictures.
 
     Attributes:
-        space: what the places and neighbours are of, in words.
-        places: of the images on the map, ``[N, 2]``.
+        space: what the vectors are, in words.
+        vectors: that places and neighbours are of, ``[N, D]``.
         statistics: numbers of each image, ``[N]``, by name.
         neighbours: rows of the nearest other images, ``[N, K]``, the nearest first.
         similarity: cosine to them, ``[N, K]``.
+        titles: of the statistics, by name; a name without one speaks for itself.
+    """
+
+    space: str
+    vectors: Floats
+    statistics: Mapping[str, Floats]
+    neighbours: NDArray[np.int64]
+    similarity: Floats
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Atlas(Survey):
+    """Everything that the map and the galleries show: a survey of images that have places and pictures.
+
+    Attributes:
+        places: of the images on the map, ``[N, 2]``.
         names: of the images.
         pictures: of the images.
         labels: class numbers ``[N]``, if known.
         classes: names of the classes, if they have any.
         total: how many images were held out; the map may have fewer.
-        titles: of the statistics, by name; a name without one speaks for itself.
     """
 
-    space: str
     places: Floats
-    statistics: Mapping[str, Floats]
-    neighbours: NDArray[np.int64]
-    similarity: Floats
     names: Sequence[str]
     pictures: Sprites
     labels: NDArray[np.int64] | None
     classes: Sequence[str] | None
     total: int
-    titles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def typicality(self) -> str:
@@ -99,27 +110,6 @@ class Atlas:
 
     def _class(self, number: int) -> str:
         return self.classes[number] if self.classes is not None and number < len(self.classes) else str(number)
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What a model makes of some images, before they have places and pictures.
-
-    Attributes:
-        space: what the vectors are, in words.
-        vectors: that places and neighbours are of, ``[N, D]``.
-        statistics: numbers of each image, ``[N]``, by name.
-        neighbours: rows of the nearest other images, ``[N, K]``, the nearest first.
-        similarity: cosine to them, ``[N, K]``.
-        titles: of the statistics, by name.
-    """
-
-    space: str
-    vectors: Floats
-    statistics: Mapping[str, Floats]
-    neighbours: NDArray[np.int64]
-    similarity: Floats
-    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 @torch.no_grad()
