@@ -196,6 +196,17 @@ def test_a_figure_has_panels_for_what_was_begun(tmp_path, declared, monkeypatch)
     assert "Missing, not trained yet: digits_nu-3_e2_s0" in page
 
 
+def test_a_table_says_which_images_its_ood_sets_were(tmp_path, declared):
+    column = '[[columns]]\nname = "far"\nrecipe = "digits"\nvalue = "ood:summary.nll.far"\n'
+    fill(tmp_path, experiment := declared(f'about = "OOD"\nepochs = 2\n{column}[[rows]]\nname = "all"\n'))
+    found = {"data": "digits", "summary": {"nll": {"far": 2}}, "partial": ["id", "svhn"], "missing": {}}
+    for seed in range(3):
+        RunFolder(tmp_path / f"digits_e2_s{seed}").write("ood", found | {"counts": {"id": 1200, "svhn": 9}})
+    page = make(experiment, tmp_path)[2]
+    assert "Images of each set: id 1,200, svhn 9." in page
+    assert "Not the protocol's own image list: digits, svhn." in page
+
+
 def test_ood_averages_without_some_of_their_sets_are_missing(tmp_path, declared):
     """Of the runs, the first has all sets, the second no Tiny ImageNet, the third (as of old) says nothing."""
     parts = "".join(f'[[columns]]\nname = "{p}"\nrecipe = "digits"\nvalue = "ood:{v}"\n' for p, v in OOD.items())

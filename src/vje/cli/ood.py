@@ -144,6 +144,7 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     from rich.table import Table
 
     from vje.ood.protocol import mean_and_std
+    from vje.reporting.ood_columns import partial_sets
 
     first = results[0]
     several = len(results) > 1
@@ -170,8 +171,7 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
         table.add_row(title(score, first.get("classifier")), *cells)
     print_whole(table, f"{above}, {len(results)} runs" if several else above)
     if first["partial"]:
-        names = (first["data"] if name == "id" else name for name in first["partial"])
-        print(f"* not the protocol's own image list (other counts): {', '.join(names)}")
+        print(f"* not the protocol's own image list (other counts): {', '.join(partial_sets(first).values())}")
     if missing:
         print(f"† not the protocol's mean: without {', '.join(x for names in missing.values() for x in names)}")
     if first["tuned"]:

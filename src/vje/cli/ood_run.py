@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vje.cli.ood_sets import Sets, benchmark_of, missing_sets, open_sets
 from vje.cli.subject import Subject, run_config
 from vje.errors import UserError, cannot_write
-from vje.ood.names import CURVE_SCORES, FIGURE_SCORES, title
+from vje.ood.names import CURVE_SCORES, FIGURE_SCORES, LIKELIHOODS, title
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _draw(folder: RunFolder, inside: Any, outside: Any, classifier: str | None) 
 
     shown = [name for name in FIGURE_SCORES if name in inside]
     save_roc(folder.path / "ood-roc.png", {name: inside[name] for name in shown}, outside)
-    main = next(name for name in ("nll", "ps_nll", *inside) if name in inside)
+    main = next(name for name in (*LIKELIHOODS, *inside) if name in inside)
     densities = {data: scores[main] for data, scores in outside.items()}
     save_densities(folder.path / f"ood-{main.replace('_', '-')}.png", inside[main], densities, title(main, classifier))
     curves = ood_curves(inside, outside, [name for name in CURVE_SCORES if name in inside] or [main], main)

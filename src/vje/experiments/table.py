@@ -17,6 +17,7 @@ from vje.experiments import Cell, Experiment, Number
 from vje.experiments.grid import Run, Scale
 from vje.experiments.plan import Job, divergence, is_fresh
 from vje.experiments.usual import unusual
+from vje.reporting.ood_columns import absent_sets
 from vje.runs import COMMANDS, Damaged, RunFolder, read_json
 
 SHOWN = 6
@@ -102,7 +103,9 @@ class Results:
         else:
             record = folder.read(file)
         if file == "ood" and rest.startswith("summary."):
-            _check_complete(record, rest.rpartition(".")[2])
+            part = rest.rpartition(".")[2]
+            if absent := absent_sets(record, part):
+                raise Missing(f"{part} OOD was measured without {', '.join(absent)}")
         return lookup(record, rest, "metrics.jsonl" if file == "metrics" else f"{file}.json")
 
     def folders(self, experiment: Experiment) -> list[RunFolder]:
@@ -182,14 +185,6 @@ def lookup(record: Any, path: str, file: str) -> float:
     if not math.isfinite(value):
         raise Missing(f"{path} is not finite")
     return value
-
-
-def _check_complete(ood: Mapping[str, Any], part: str) -> None:
-    """Refuse an average (near, far or avg) over fewer sets than the protocol has."""
-    groups = ood.get("missing", {}).items()
-    absent = [name for group, names in groups if part in (group, "avg") for name in names]
-    if absent:
-        raise Missing(f"{part} OOD was measured without {', '.join(absent)}")
 
 
 # What is written

@@ -23,6 +23,7 @@ from vje.experiments.table import (
     provenance,
     provenance_line,
 )
+from vje.reporting.ood_columns import partial_sets
 from vje.reporting.panels import Point, over_seeds, save_panels, save_scalar
 from vje.runs import RunFolder, read_json, write_atomically, write_json
 from vje.terminal import print_whole, say
@@ -156,7 +157,7 @@ def _ood_notes(folders: list[RunFolder]) -> list[str]:
     """Which images the out-of-distribution sets were."""
     found = [folder.read("ood") for folder in folders if (folder.path / "ood.json").exists()]
     sets = {", ".join(f"{name} {count:,}" for name, count in result["counts"].items()) for result in found}
-    partial = sorted({name for result in found for name in result.get("partial", [])})
+    partial = sorted({name for result in found for name in partial_sets(result).values()})
     notes = [f"Images of each set: {text}." for text in sorted(sets)]
     return notes + ([f"Not the protocol's own image list: {', '.join(partial)}."] if partial else [])
 

@@ -1,5 +1,8 @@
 """What scores are called in files, in figures and by people."""
 
+LIKELIHOODS = ("nll", "ps_nll")
+"""A method's own scores, of which larger means less typical with nothing fitted: the first there is stands for it."""
+
 FIGURE_SCORES = (
     *("nll", "nll_directional", "variance_trace", "neg_kl", "neg_anisotropy"),
     *("ps_nll", "neg_kappa", "neg_elbo", "cosine_distance", "knn", "mahalanobis"),

@@ -14,14 +14,12 @@ from vje.evaluation.evaluate import in_chunks
 from vje.evaluation.knn import CHUNK
 from vje.methods.method import Method
 from vje.methods.vje import VJE
+from vje.ood.names import LIKELIHOODS
 from vje.reporting.html import packed
 from vje.reporting.sprites import Sprites
 
 NEIGHBOURS = 8
 GALLERY = 12
-LIKELIHOODS = ("nll", "ps_nll")
-"""Statistics that say how typical an image is, the first there is."""
-
 TITLES = {"norm": "norm of z", "isolation": "distance to neighbours"}
 """Of the statistics that every method's images have; its own it names itself."""
 Floats = NDArray[np.float32]

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vje.ood.benchmark import BENCHMARKS
-
-OWN_SCORES = ("nll", "ps_nll")
-"""The likelihood scores that stand for a method in the OOD columns; others are judged by k-NN distance alone."""
+from vje.ood.names import LIKELIHOODS
 
 NEAR = frozenset(each.name for sets in BENCHMARKS.values() for each in sets if each.near)
 """Sets that count as near-OOD in any benchmark; all others are far."""
@@ -40,9 +38,9 @@ def ood_columns(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def ood_scores(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(title, score) of those that are shown."""
+    """(title, score) of those that are shown: the likelihood, of methods that have one, and k-NN distance."""
     there = found.get("summary", {})
-    own = next((name for name in OWN_SCORES if name in there), "")
+    own = next((name for name in LIKELIHOODS if name in there), "")
     return [(title, score) for title, score in (("NLL", own), ("k-NN", "knn")) if score in there]
 
 
@@ -64,6 +62,21 @@ def differ(images: Sequence[Images]) -> bool:
     prints = [each.prints for each in images]
     known: Sequence[Mapping[str, object]] = prints if all(prints) else [each.counts for each in images if each.counts]
     return any(each != known[0] for each in known)
+
+
+def absent_sets(found: Mapping[str, Any], part: str) -> list[str]:
+    """The sets of the protocol that a mean (near, far or avg) is without.
+
+    >>> absent_sets({"missing": {"near": ["tin"], "far": []}}, "avg")
+    ['tin']
+    """
+    missing = found.get("missing") or {}
+    return [name for group, names in missing.items() if part in (group, "avg") for name in names]
+
+
+def partial_sets(found: Mapping[str, Any]) -> dict[str, str]:
+    """The sets that are not the protocol's own image lists, and what they are called; ``id`` by its data."""
+    return {name: str(found.get("data", name)) if name == "id" else name for name in found.get("partial", ())}
 
 
 def own_sets(found: Mapping[str, Any]) -> list[str]:
@@ -107,8 +120,7 @@ def own_options(found: Mapping[str, Any]) -> list[str]:
 
 
 def _parts(found: Mapping[str, Any], score: str) -> list[str]:
-    missing = found.get("missing") or {}
-    return [part for part in ("near", "far") if part in found["summary"][score] and not missing.get(part)]
+    return [part for part in ("near", "far") if part in found["summary"][score] and not absent_sets(found, part)]
 
 
 def _images(found: Mapping[str, Any], near: bool) -> Images:
@@ -118,5 +130,4 @@ def _images(found: Mapping[str, Any], near: bool) -> Images:
     prints, counts = (
         {name: value for name, value in found.get(key, {}).items() if of_part(name)} for key in ("images", "counts")
     )
-    partial = (found["data"] if name == "id" else name for name in found.get("partial", ()) if of_part(name))
-    return Images(prints, counts, tuple(map(str, partial)))
+    return Images(prints, counts, tuple(title for name, title in partial_sets(found).items() if of_part(name)))

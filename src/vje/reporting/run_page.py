@@ -10,7 +10,7 @@ from vje.methods.method import Method
 from vje.ood.benchmark import benchmark_name
 from vje.reporting.atlas import Atlas
 from vje.reporting.html import Html, escaped, fill, page, table, tag
-from vje.reporting.ood_columns import OWN_SCORES
+from vje.reporting.ood_columns import absent_sets, ood_scores, partial_sets
 from vje.reporting.records import checkpoint_step, has_model, no_model, read_epochs, read_failure
 from vje.reporting.run_curves import curve_panels, method_of, titled
 from vje.runs import COMMANDS, RunFolder
@@ -205,17 +205,17 @@ def _probe(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
 
 
 def _ood_numbers(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
-    scores, missing = found.get("summary", {}), found.get("missing") or {}
-    partial = [str(found.get("data", name)) if name == "id" else name for name in found.get("partial", [])]
+    partial = partial_sets(found).values()
     note = f"; not the protocol's own images: {', '.join(partial)}" if partial else ""
-    own = next((name for name in OWN_SCORES if name in scores), None)
-    for score, title in ((own, "likelihood alone, nothing fitted"), ("knn", "k-NN distance to training features")):
+    titles = {"NLL": "likelihood alone, nothing fitted", "k-NN": "k-NN distance to training features"}
+    for title, score in ood_scores(found):
+        means = found["summary"][score]
         for part, words in (("near", "near sets"), ("far", "far sets"), ("avg", "average")):
-            if score in scores and part in scores[score]:
-                absent = [name for group, names in missing.items() if part in (group, "avg") for name in names]
+            if part in means:
+                absent = absent_sets(found, part)
                 without = f"; not the protocol's mean: without {', '.join(absent)}" if absent else ""
-                said = f"AUROC of the {title}{without}{note}"
-                yield f"OOD detection, {words}", shown(scores[score][part], ".1f", "%"), said
+                said = f"AUROC of the {titles[title]}{without}{note}"
+                yield f"OOD detection, {words}", shown(means[part], ".1f", "%"), said
 
 
 def _geometry(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
