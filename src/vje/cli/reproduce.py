@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
 
 def _check_only(experiments: "Sequence[Experiment]", scale: Scale) -> None:
     """Refuse a data set that no table has runs of."""
-    cells = [cell for experiment in experiments for row in experiment.cells() for cell in row]
+    cells = [cell for experiment in experiments for cell in experiment.every_cell()]
     known = dict.fromkeys(run.data() for cell in cells for run in scale.runs(cell))
     for name in scale.only:
         if name not in known:
@@ -114,7 +114,8 @@ def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, c
             if job.state == "diverged":
                 say(console, _diverged(job), "yellow")
         runner()
-        if any(map(_profiles, experiments)) and not runner.stopped and can_profile(options.out):
+        profiled = any(experiment.reads("profile") for experiment in experiments)
+        if profiled and not runner.stopped and can_profile(options.out):
             trouble = profile(options.out, console)
             runner.failures |= {"profile": trouble} if trouble else {}
     for experiment in experiments:
@@ -135,7 +136,7 @@ def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale
         todo = "left out" if job.obstacle else ", then ".join(job.steps) or "nothing to do"
         line = _diverged(job) if job.state == "diverged" else f"{job.run.name}: {state}; {todo}"
         say(console, f"  {line}", "" if job.steps else "dim")
-    if _profiles(experiment):
+    if experiment.reads("profile"):
         counted = "counted; a GPU adds speed and memory"
         todo = {"missing": "vje profile", "counted": counted, "measured": "there"}[profile_state(out)]
         say(console, f"  profile: {todo}")
@@ -192,7 +193,7 @@ def _list(options: Options, scale: Scale, console: "Console") -> int:
 def _progress(experiment: Experiment, options: Options, scale: Scale) -> tuple[str, str, str]:
     """What a table needs, how much of that there is, and what was written of it."""
     written = _written(experiment.name, options.out)
-    if _profiles(experiment):
+    if experiment.reads("profile"):
         made = {"missing": "0 of 1", "counted": "counted, not measured", "measured": "1 of 1"}
         return "a GPU for speed and memory", made[profile_state(options.out)], written
     try:
@@ -212,7 +213,3 @@ def _written(name: str, out: Path) -> str:
     files = [file for file in sorted(out.glob(f"{name}*.json")) if scale.fullmatch(file.stem.removeprefix(name))]
     whole = out / f"{name}.json"
     return "; ".join(read_json(file).get("scaled") or "whole" for file in ([whole] if whole in files else files))
-
-
-def _profiles(experiment: Experiment) -> bool:
-    return any("profile" in cell.files() for row in experiment.cells() for cell in row)

@@ -78,6 +78,14 @@ class Experiment:
         """The cells, by row."""
         return [[self._cell(row, column, number) for number, column in enumerate(self.columns)] for row in self.rows]
 
+    def every_cell(self) -> "list[Cell]":
+        """The same in a line."""
+        return [cell for row in self.cells() for cell in row]
+
+    def reads(self, file: str) -> bool:
+        """Whether any of its numbers are in that kind of file."""
+        return any(file in cell.files() for cell in self.every_cell())
+
     def _cell(self, row: Line, column: Line, number: int) -> "Cell":
         words = {**column.set, **row.set}
         where = f"{self.name}.toml: row {row.name}, column {column.name}"
@@ -152,10 +160,13 @@ class Cell:
     paper: Number | None = None
     quoted: str = ""
 
+    def paths(self) -> list[str]:
+        """Where all of its numbers are."""
+        return [*self.value, *filter(None, [self.spread])]
+
     def files(self) -> list[str]:
         """The kinds of file that its numbers are read from."""
-        paths = (*self.value, *([self.spread] if self.spread else []))
-        return list(dict.fromkeys(path.partition(":")[0] for path in paths))
+        return list(dict.fromkeys(path.partition(":")[0] for path in self.paths()))
 
 
 def experiment_names() -> list[str]:

@@ -55,9 +55,9 @@ def check(experiment: "Experiment") -> None:
     """Refuse a table that lacks something, or has values that cannot be read."""
     file = f"{experiment.name}.toml"
     _check_papers(experiment, file)
-    cells = [cell for row in experiment.cells() for cell in row]
+    cells = experiment.every_cell()
     for cell in cells:
-        for path in (*cell.value, *([cell.spread] if cell.spread else [])):
+        for path in cell.paths():
             kind, colon, rest = path.partition(":")
             if kind not in FILES or not colon or not rest:
                 raise UserError(f"{cell.where}: the value {path!r} must be FILE:PATH, FILE one of {', '.join(FILES)}.")

@@ -263,13 +263,10 @@ def profile(out: Path, console: Console) -> str:
     """Make ``OUT/profile.json`` with ``vje profile``; returns what went wrong, if anything did."""
     console.print("computational profile: vje profile")
     with (out / "profile.log").open("ab") as log:
-        process = subprocess.Popen([*PYTHON, "profile", "--json"], stdout=subprocess.PIPE, stderr=log)
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # run() ends its process if interrupted
         try:
-            answer = process.communicate()[0]
+            process = subprocess.run([*PYTHON, "profile", "--json"], stdout=subprocess.PIPE, stderr=log, check=False)
         finally:
-            process.terminate()
-            process.wait()
             signal.signal(signal.SIGTERM, before)
     if process.returncode:
         return f"vje profile failed: {(_last_lines(out / 'profile.log') or ['no output'])[-1]}"
@@ -278,6 +275,6 @@ def profile(out: Path, console: Console) -> str:
     from vje.environment import environment
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    methods = {row["method"]: row for row in json.loads(answer)}
+    methods = {row["method"]: row for row in json.loads(process.stdout)}
     write_json(out / "profile.json", {"methods": methods, "environment": environment(device)})
     return ""

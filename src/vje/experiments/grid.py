@@ -59,7 +59,7 @@ class Scale:
 
     def _limits(self, experiment: Experiment) -> dict[str, tuple[int | None, list[int]]]:
         """Each limit, and what cells have of it in the paper."""
-        cells = [cell for row in experiment.cells() for cell in row if cell.recipe]
+        cells = [cell for cell in experiment.every_cell() if cell.recipe]
         return {
             "epochs": (self.epochs, [cell.epochs for cell in cells]),
             "seeds": (self.seeds, [cell.seeds for cell in cells]),

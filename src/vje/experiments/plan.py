@@ -52,7 +52,7 @@ def plan(experiment: Experiment, scale: Scale, out: Path, data_dir: Path | None,
         thorough: look at the settings of other methods' runs too, which imports torch.
     """
     wanted: dict[Run, dict[str, None]] = {}
-    for cell in (cell for row in experiment.cells() for cell in row):
+    for cell in experiment.every_cell():
         commands = [COMMANDS[file] for file in cell.files() if file in COMMANDS]
         commands += [PICTURES[experiment.picture]] if experiment.kind == "picture" else []
         for run in _runs(cell, scale, thorough):

@@ -110,8 +110,8 @@ class Results:
 
     def folders(self, experiment: Experiment) -> list[RunFolder]:
         """The runs that are finished."""
-        names = {run.name: run for row in experiment.cells() for cell in row for run in self.scale.runs(cell)}
-        return [RunFolder(self.out / name) for name in names if self.jobs[name].state == "finished"]
+        names = dict.fromkeys(run.name for cell in experiment.every_cell() for run in self.scale.runs(cell))
+        return [self.jobs[name].folder for name in names if self.jobs[name].state == "finished"]
 
     def finished(self, run: Run) -> RunFolder | None:
         """A run's folder; None, with a note, if it is not finished."""

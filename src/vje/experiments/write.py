@@ -130,7 +130,7 @@ def _curve(cell: Any, value: tuple[str, ...], results: Results) -> list[Point]:
 
 def _copied(experiment: Experiment, results: Results, file: Path) -> bool:
     """Take the picture that an evaluation drew for the first run that has it."""
-    runs = [run for row in experiment.cells() for cell in row for run in results.scale.runs(cell)]
+    runs = [run for cell in experiment.every_cell() for run in results.scale.runs(cell)]
     for folder in filter(None, (results.finished(run) for run in runs)):
         picture = folder.path / experiment.picture
         if picture.exists():
@@ -149,8 +149,7 @@ def _measured(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
 
 def _uses(experiment: Experiment, kind: str) -> bool:
     """Whether numbers or the picture come from that kind of file."""
-    files = [file for row in experiment.cells() for cell in row for file in cell.files()]
-    return kind in files or PICTURES.get(experiment.picture) == kind
+    return experiment.reads(kind) or PICTURES.get(experiment.picture) == kind
 
 
 def _ood_notes(folders: list[RunFolder]) -> list[str]:
