@@ -14,7 +14,7 @@ from vje.reporting.figures import save_figure
 from vje.reporting.panels import save_panels
 
 
-def tsne(means: NDArray[np.float32], seed: int = 0, perplexity: float = 30.0) -> NDArray[np.float32]:
+def tsne(means: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
     """t-SNE of the directions of posterior means ``[N, D]``, shape ``[N, 2]``; deterministic given the seed."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -22,7 +22,7 @@ def tsne(means: NDArray[np.float32], seed: int = 0, perplexity: float = 30.0) ->
     unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
     few = min(50, *unit.shape)  # as is usual: distances hardly change, and neighbours are found much faster
     reduced = PCA(few, random_state=seed).fit_transform(unit)
-    perplexity = min(perplexity, (len(unit) - 1) / 3)
+    perplexity = min(30.0, (len(unit) - 1) / 3)
     found = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
     return np.asarray(found, dtype=np.float32)
 
