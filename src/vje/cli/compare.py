@@ -37,18 +37,14 @@ def run(arguments: list[str]) -> int:
     from rich.table import Table
 
     from vje.reporting.compare import group_runs, read_runs, save_comparison
-    from vje.reporting.compare_table import cell, footnotes, heads
+    from vje.reporting.compare_table import footnotes, heads, rows
 
     groups = group_runs(read_runs(open_runs(options.runs)))
-    summaries = [group.summary() for group in groups]
-    columns = heads(groups)
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("run")
-    for title in ("runs", "epochs", *columns.values()):
-        table.add_column(title.replace(" (", "\n("), justify="right", no_wrap=True)
-    for group, summary in zip(groups, summaries, strict=True):
-        cells = [cell(summary.get(name), name) for name in columns]
-        table.add_row(group.name, str(len(group.runs)), group.epochs(), *cells)
+    for number, title in enumerate(heads(groups)):
+        table.add_column(title.replace(" (", "\n("), justify="right" if number else "left", no_wrap=bool(number))
+    for row in rows(groups):
+        table.add_row(*row)
     print_whole(table)
     for note in footnotes(groups):
         print(note)
@@ -64,11 +60,11 @@ def run(arguments: list[str]) -> int:
             "epochs_done": [run.config.optimizer.epochs if run.done is None else run.done for run in group.runs],
             "diverged": [run.diverged for run in group.runs],
             "seeds": [run.config.run.seed for run in group.runs],
-            "values": summary,
+            "values": group.summary(),
             "partial": group.partial(),
             "notes": group.notes(),
         }
-        for group, summary in zip(groups, summaries, strict=True)
+        for group in groups
     ]
     write_json(record, {"groups": entries})
     print(f"k-NN is of the last epoch, in percent; speeds are medians over epochs. Written to {picture} and {record}")

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vje.reporting.compare import Group, group_runs, read_runs
-from vje.reporting.compare_table import cell, footnotes, heads
+from vje.reporting.compare_table import footnotes, heads, rows
 from vje.reporting.html import Html, fill, page, table, tag
 from vje.reporting.run_page import summary
 from vje.runs import RunFolder, distinct
@@ -32,14 +32,8 @@ def compare_page(folders: Sequence[RunFolder], out: Path) -> str:
 
 
 def _table(groups: Sequence[Group]) -> Html:
-    summaries = [group.summary() for group in groups]
-    columns = heads(groups)
-    rows = []
-    for group, found in zip(groups, summaries, strict=True):
-        plain = [group.name, len(group.runs), group.epochs()]
-        rows.append([*plain, *(cell(found.get(name), name) for name in columns)])
     below = (tag("p", note, class_="note") for note in footnotes(groups))
-    return Html("".join([table(("run", "runs", "epochs", *columns.values()), rows, "What the runs reached"), *below]))
+    return Html("".join([table(heads(groups), rows(groups), "What the runs reached"), *below]))
 
 
 def _panels(groups: Sequence[Group]) -> list[dict[str, Any]]:

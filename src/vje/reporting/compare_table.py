@@ -26,11 +26,23 @@ def cell(value: Mapping[str, float] | None, column: str) -> str:
     return text + (MARK if value["unfinished"] else "") + (DIVERGED if value["diverged"] else "") + some
 
 
-def heads(groups: Sequence[Group]) -> dict[str, str]:
-    """The columns, and what stands above each: its name, with a mark if some sets are not the protocol's own."""
+def heads(groups: Sequence[Group]) -> list[str]:
+    """What stands above each column: its name, with a mark if some sets are not the protocol's own."""
     marked = {name for group in groups for name in group.partial()}
-    names = dict.fromkeys(name for group in groups for name in group.summary())
-    return {name: f"{name}{MARK}" if name in marked else name for name in names}
+    return ["run", "runs", "epochs", *(f"{name}{MARK}" if name in marked else name for name in _columns(groups))]
+
+
+def rows(groups: Sequence[Group]) -> list[list[str]]:
+    """The cells below :func:`heads`, a row for each group."""
+    columns, found = _columns(groups), [group.summary() for group in groups]
+    return [
+        [group.name, str(len(group.runs)), group.epochs(), *(cell(values.get(name), name) for name in columns)]
+        for group, values in zip(groups, found, strict=True)
+    ]
+
+
+def _columns(groups: Sequence[Group]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in group.summary()))
 
 
 def footnotes(groups: Sequence[Group]) -> list[str]:
