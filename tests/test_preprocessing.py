@@ -5,11 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torchvision import transforms
 
-from vje.data.decode import fit_image
 from vje.preprocessing import Preprocessing, luminance
+from vje.resize import fit_image
 
 STATISTICS = {1: {"mean": (0.5,), "std": (0.25,)}, 3: {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)}}
 
@@ -50,8 +52,23 @@ def test_it_is_pillows_resize_and_a_centre_crop(height, width, size, crop, chann
     theirs = transforms.Compose([transforms.Resize(size), transforms.CenterCrop(crop), transforms.PILToTensor()])
     for image, result in zip(images, ours, strict=True):
         picture = Image.fromarray(image.squeeze(-1) if channels == 1 else image)
-        assert (result.int() - theirs(picture).int()).abs().max() <= 1
-        assert (result.int() - torch.from_numpy(fit_image(picture, size, crop)).int()).abs().max() <= 1
+        assert torch.equal(result, theirs(picture))
+
+
+SIDES = st.integers(1, 90)
+
+
+@given(height=SIDES, width=SIDES, size=st.integers(1, 60), channels=st.sampled_from([1, 3]), data=st.data())
+def test_images_in_memory_are_fitted_as_those_in_files(height, width, size, channels, data):
+    crop = data.draw(st.integers(1, size))
+    images = pictures(height, width, channels, count=2)
+    expected = [fit_image(Image.fromarray(x.squeeze(-1) if channels == 1 else x), size, crop) for x in images]
+    assert np.array_equal(prepare(size, crop, channels).fit(tensor(images)), np.stack(expected))
+
+
+@pytest.mark.parametrize("side", [8, 20])
+def test_no_images(side):
+    assert prepare(8, 6).fit(torch.zeros(0, 1, side, 30, dtype=torch.uint8)).shape == (0, 3, 6, 6)
 
 
 def test_images_of_the_right_size_are_untouched():

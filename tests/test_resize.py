@@ -1,54 +1,29 @@
-"""Resizing batches, against Pillow one image at a time."""
+"""One image to the encoder's size, against torchvision's transforms of Pillow images."""
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms.v2 import functional as F
 
-from vje.data.decode import fit_image
-from vje.resize import fit_batch, is_exact
-
-SIDES = st.integers(1, 90)
+from vje.resize import fit_image
 
 
-def one_by_one(images, size, crop):
-    pictures = (Image.fromarray(x[..., 0] if x.shape[2] == 1 else x) for x in images)
-    return np.stack([fit_image(picture, size, crop) for picture in pictures])
+@pytest.mark.parametrize(("width", "height"), [(37, 23), (23, 37), (16, 16), (50, 16), (7, 9), (16, 21), (131, 17)])
+@pytest.mark.parametrize(("size", "crop"), [(16, 16), (16, 13), (17, 16), (20, 14)])
+def test_fit_equals_torchvision(width: int, height: int, size: int, crop: int) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    expected = F.center_crop(F.resize(image, [size], antialias=True), [crop, crop])
+    assert np.array_equal(fit_image(image, size, crop), F.pil_to_tensor(expected).numpy())
 
 
-def in_a_batch(images, size, crop):
-    return fit_batch(torch.from_numpy(images).permute(0, 3, 1, 2), size, crop).numpy()
+def test_a_strip_takes_little_memory() -> None:
+    strip = Image.new("L", (1, 50_000), 7)
+    assert fit_image(strip, 64, 64).shape == (1, 64, 64)
+    assert np.unique(fit_image(strip, 64, 64)).tolist() == [7]
 
 
-@given(height=SIDES, width=SIDES, size=st.integers(1, 60), data=st.data(), seed=st.integers(0, 2**32 - 1))
-def test_every_pixel_is_pillow_s(height, width, size, data, seed):
-    crop = data.draw(st.integers(1, size))
-    channels, extreme = data.draw(st.sampled_from([1, 3])), data.draw(st.booleans())
-    images = np.random.default_rng(seed).integers(0, 256, (2, height, width, channels), dtype=np.uint8)
-    if extreme:  # black and white, whose sums come closest to the ends
-        images = np.where(images > 127, 255, 0).astype(np.uint8)
-    ours, theirs = in_a_batch(images, size, crop), one_by_one(images, size, crop)
-    assert ours.shape == (2, channels, crop, crop)
-    if max(height, width) <= 8 * min(height, width):  # the ends of longer strips are cut off first
-        assert np.abs(ours.astype(int) - theirs).max() <= (0 if is_exact(height, width) else 1)
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "size", "crop"), [(128, 128, 32, 32), (28, 28, 32, 32), (375, 500, 256, 224)]
-)
-def test_the_sizes_of_common_data_sets(height, width, size, crop):
-    images = np.random.default_rng(0).integers(0, 256, (3, height, width, 3), dtype=np.uint8)
-    assert np.array_equal(in_a_batch(images, size, crop), one_by_one(images, size, crop))
-
-
-def test_a_batch_that_is_worked_on_in_parts(monkeypatch):
-    images = np.random.default_rng(0).integers(0, 256, (7, 20, 30, 3), dtype=np.uint8)
-    whole = in_a_batch(images, 8, 8)
-    monkeypatch.setattr("vje.resize._CHUNK", 2 * 20 * 30 * 3)
-    assert np.array_equal(in_a_batch(images, 8, 8), whole)
-
-
-def test_no_images():
-    assert fit_batch(torch.zeros(0, 3, 20, 30, dtype=torch.uint8), 8, 6).shape == (0, 3, 6, 6)
+def test_a_strip_that_is_not_resized_is_cut_in_its_middle() -> None:
+    strip = np.random.default_rng(0).integers(0, 256, (16, 133), dtype=np.uint8)
+    assert np.array_equal(
+        fit_image(Image.fromarray(strip), 16, 15)[0], strip[:15, 59:74]
+    )  # (1 / 2, 118 / 2) from the ends

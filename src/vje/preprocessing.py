@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from vje.resize import fit_batch
+from vje.resize import fit_image, middle
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,28 @@ class Preprocessing:
             raise ValueError(f"mean and std need {self.channels} values each, got {self.mean} and {self.std}")
 
     def fit(self, images: Tensor) -> Tensor:
-        """Bring uint8 images ``[B, C, H, W]`` of one size to ``[B, channels, crop, crop]``, still uint8."""
+        """Bring uint8 images ``[B, C, H, W]`` of one size to ``[B, channels, crop, crop]``, still uint8.
+
+        The same pixels as from :func:`vje.resize.fit_image`, on the images' own device; those that are to be resized go
+        through the CPU on the way.
+        """
         if images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(f"images must be [B, C, H, W] with 1 or 3 channels, got {tuple(images.shape)}")
         if images.shape[1] > self.channels:
             images = luminance(images)
-        return fit_batch(images, self.size, self.crop).expand(-1, self.channels, -1, -1).contiguous()
+        tall, wide = images.shape[-2:]
+        if min(tall, wide) == self.size:
+            images = images[..., middle(tall, self.crop), middle(wide, self.crop)]
+        else:
+            images = self._resized(images)
+        return images.expand(-1, self.channels, -1, -1).contiguous()
+
+    def _resized(self, images: Tensor) -> Tensor:
+        fitted = np.empty((*images.shape[:2], self.crop, self.crop), np.uint8)
+        pixels = images.permute(0, 2, 3, 1).squeeze(3).cpu().numpy()  # [B, H, W] or [B, H, W, 3]
+        for place, picture in enumerate(pixels):
+            fitted[place] = fit_image(Image.fromarray(picture), self.size, self.crop)
+        return torch.from_numpy(fitted).to(images.device)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Uint8 images, or floats in [0, 1], to normalised float32."""

@@ -1,72 +1,50 @@
-"""Pillow's bilinear resize for batches of arrays, bit for bit: images in memory and in files are prepared alike.
+"""Resizing and cropping with Pillow, for images in files and in memory alike."""
 
-torch's own antialiased resize of bytes rounds otherwise on some processors, and Pillow takes one image at a time.
-"""
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-from functools import lru_cache
-
-import torch
-from torch import Tensor
-
-_UNIT = 2**22
-"""Pillow's weights are integers, in units of 1 / 2^22."""
-_CHUNK = 2**22
-"""Pixels at a time; each takes 8 bytes while it is worked on."""
+_LONGEST_STRIP = 8
 
 
-def fit_batch(images: Tensor, size: int, crop: int) -> Tensor:
+def fit_image(image: Image.Image, size: int, crop: int) -> NDArray[np.uint8]:
     """Resize the shorter side to ``size`` (bilinear, antialiased) and cut ``crop`` x ``crop`` from the centre.
 
-    The same pixels as :func:`vje.data.decode.fit_image` gives for each image alone, if :func:`is_exact`.
+    Rounding is that of torchvision's ``Resize`` and ``CenterCrop``. A strip more than 8 times as long as wide is first
+    cut to that, since resizing one could take any amount of memory and its ends are never seen.
 
-    Args:
-        images: uint8, ``[B, C, H, W]``.
-        size: of the shorter side.
-        crop: at most ``size``.
+    Returns:
+        uint8, ``[C, crop, crop]``.
 
-    >>> fit_batch(torch.tensor([[[[0, 100], [100, 200]]]], dtype=torch.uint8), size=1, crop=1)
-    tensor([[[[100]]]], dtype=torch.uint8)
+    >>> fit_image(Image.new("RGB", (40, 20), (1, 2, 3)), size=8, crop=6)[:, 0, 0]
+    array([1, 2, 3], dtype=uint8)
     """
-    tall, wide = images.shape[-2:]
-    short = min(tall, wide)
-    if short == size:
-        return images[..., _middle(tall, crop), _middle(wide, crop)].contiguous()
-    device = torch.device("cpu") if images.device.type == "mps" else images.device  # which has no float64
-    down, across = (_weights(old, size * old // short, crop).to(device) for old in (tall, wide))
-    count = max(1, _CHUNK // images[0].numel()) if len(images) else 1
-    parts = [_shift(down @ _shift(part.to(device).double() @ across.T)) for part in images.split(count)]
-    return torch.cat(parts).to(images.device, torch.uint8)
+    if not 0 < crop <= size:
+        raise ValueError(f"crop must be between 1 and size={size}, got {crop}")
+    short = min(image.size)
+    if short != size:
+        image = _centre(image, *(min(side, _LONGEST_STRIP * short) for side in image.size))
+        width, height = (size * side // short for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return as_planes(_centre(image, crop, crop))
 
 
-def is_exact(height: int, width: int) -> bool:
-    """Whether the pixels are Pillow's, and those of one image alone.
+def as_planes(image: Image.Image) -> NDArray[np.uint8]:
+    """An ``L`` or ``RGB`` image as a writable uint8 array ``[C, H, W]``."""
+    pixels = np.array(image, dtype=np.uint8)  # [H, W] or [H, W, 3]
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
-    From version 13 on Pillow goes down before across, and so rounds otherwise, for some images more than twice as tall
-    as wide; and the ends of long strips are cut off before they are resized.
+
+def middle(length: int, crop: int) -> slice:
+    """The ``crop`` places in the middle of ``length``.
+
+    >>> middle(10, 4)
+    slice(3, 7, None)
     """
-    return max(height, width) <= 2 * min(height, width)
-
-
-def _shift(sums: Tensor) -> Tensor:
-    """Weighted sums back to bytes; whole numbers this large are exact in float64."""
-    return ((sums + _UNIT // 2) / _UNIT).floor().clamp(0, 255)
-
-
-def _middle(length: int, crop: int) -> slice:
     start = round((length - crop) / 2)
     return slice(start, start + crop)
 
 
-@lru_cache(maxsize=64)
-def _weights(old: int, new: int, crop: int) -> Tensor:
-    """What each of the ``crop`` middle pixels of a resized line takes from the old ones, ``[crop, old]``."""
-    scale = old / new
-    reach = max(scale, 1.0)
-    rows = torch.zeros(new, old, dtype=torch.float64)
-    for place in range(*_middle(new, crop).indices(new)):
-        centre = (place + 0.5) * scale
-        first, last = max(0, int(centre - reach + 0.5)), min(old, int(centre + reach + 0.5))
-        raw = [max(0.0, 1.0 - abs((x - centre + 0.5) * (1.0 / reach))) for x in range(first, last)]
-        total = sum(raw)
-        rows[place, first:last] = torch.tensor([int(0.5 + w / total * _UNIT) for w in raw], dtype=torch.float64)
-    return rows[_middle(new, crop)].contiguous()
+def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    across, down = middle(image.width, width), middle(image.height, height)
+    return image if image.size == (width, height) else image.crop((across.start, down.start, across.stop, down.stop))

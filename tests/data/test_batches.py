@@ -11,26 +11,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vje.data import batches as batches_module
 from vje.data.batches import evaluation_batches
-from vje.data.decode import fit_image
 from vje.data.folders import scan_folder
 from vje.data.sources import ArraySource
 from vje.errors import UserError
 from vje.preprocessing import Preprocessing
+from vje.resize import fit_image
 
 Picture = Callable[..., Path]
 PREPARE = Preprocessing(size=10, crop=8, channels=3, mean=(0.0,) * 3, std=(1.0,) * 3)
 
 
-def test_arrays() -> None:
-    images = np.random.default_rng(0).integers(0, 256, (7, 9, 14), dtype=np.uint8)
+@pytest.mark.parametrize(("height", "width"), [(9, 14), (10, 14), (10, 99)])
+def test_arrays(height: int, width: int) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (7, height, width), dtype=np.uint8)
     batches = list(evaluation_batches(ArraySource(images), PREPARE, batch_size=3))
     assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6]]
     assert all(batch.images.shape[1:] == (3, 8, 8) and not batch.failures for batch in batches)
-    whole = PREPARE.fit(torch.from_numpy(images)[:, None])
-    assert torch.equal(torch.cat([batch.images for batch in batches]), whole)
+    whole = torch.cat([batch.images for batch in batches])
+    assert torch.equal(whole, PREPARE.fit(torch.from_numpy(images)[:, None]))
+    assert np.array_equal(whole, np.stack([fit_image(Image.fromarray(x).convert("RGB"), 10, 8) for x in images]))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -110,7 +113,7 @@ def test_processes_give_what_decoding_in_place_gives(batch_size: int, tmp_path: 
 @pytest.mark.usefixtures("few_are_many")
 @pytest.mark.parametrize(("count", "workers", "processes"), [(9, 3, 1), (12, 1, 1), (12, 3, 3), (12, 64, 4)])
 def test_processes_are_for_many_images_and_one_a_core(count: int, workers: int, processes: int) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (count, 40, 9, 3), dtype=np.uint8)  # too long for the quick way
+    images = np.random.default_rng(0).integers(0, 256, (count, 40, 9, 3), dtype=np.uint8)  # 9: they are to be resized
     batches = evaluation_batches(Witness(images), PREPARE, 5, workers)
     seen = {int(np.ascontiguousarray(x[0, 0, :4]).view("<u4")[0]) for batch in batches for x in batch.images.numpy()}
     assert len(seen) == processes

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torchvision.transforms.v2 import functional as F
 
-from vje.data.decode import UnreadableImage, fit_image, is_grey, read_image
+from vje.data.decode import UnreadableImage, is_grey, read_image
 
 
 def saved(image: Image.Image, path: Path, **options: object) -> Path:
@@ -167,20 +165,6 @@ def test_is_grey(tmp_path: Path) -> None:
     assert is_grey(saved(Image.new("RGB", (2, 2)), tmp_path / "c.png")) is False
     (tmp_path / "x.png").write_text("x")
     assert is_grey(tmp_path / "x.png") is None
-
-
-@pytest.mark.parametrize(("width", "height"), [(37, 23), (23, 37), (16, 16), (50, 16), (7, 9), (16, 21)])
-@pytest.mark.parametrize(("size", "crop"), [(16, 16), (16, 13), (20, 14)])
-def test_fit_equals_torchvision(width: int, height: int, size: int, crop: int) -> None:
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
-    expected = F.center_crop(F.resize(image, [size], antialias=True), [crop, crop])
-    assert np.array_equal(fit_image(image, size, crop), F.pil_to_tensor(expected).numpy())
-
-
-def test_fit_of_a_strip_takes_little_memory() -> None:
-    strip = Image.new("L", (1, 50_000), 7)
-    assert fit_image(strip, 64, 64).shape == (1, 64, 64)
-    assert torch.from_numpy(fit_image(strip, 64, 64)).unique().tolist() == [7]
 
 
 @pytest.mark.parametrize("module", ["decode", "sources", "folders", "labels", "arrays", "registry", "splits"])

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from vje.data.decode import fit_image
 from vje.data.folders import scan_folder
 from vje.data.resident import channel_statistics, load_resident
 from vje.data.sources import ArraySource
 from vje.errors import UserError
+from vje.resize import fit_image
 
 Picture = Callable[..., Path]
 

@@ -21,7 +21,6 @@ from vje.data.sources import ArraySource, ImageSource
 from vje.data.workers import START, answer_to_the_parent, death_in_words, signals_held
 from vje.errors import UserError
 from vje.preprocessing import Preprocessing
-from vje.resize import is_exact
 
 Item = NDArray[np.uint8] | UnreadableImage
 Part = tuple[list[int], NDArray[np.uint8], list[tuple[int, str]]]  # an EvalBatch without tensors
@@ -64,7 +63,7 @@ def evaluation_batches(
     if workers < 0:
         raise UserError(f"--workers must be 0 or more, got {workers}.")
     batches = (range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size))
-    if isinstance(source, ArraySource) and is_exact(*source.uniform_shape):
+    if isinstance(source, ArraySource) and min(source.uniform_shape) == preprocessing.size:  # a crop at most
         for indices in batches:
             yield EvalBatch(torch.tensor(indices), preprocessing.fit(torch.from_numpy(source.planes(indices))), [])
         return

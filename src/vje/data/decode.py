@@ -16,7 +16,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vje.errors import UserError
 
-_LONGEST_STRIP = 8
 _GREY_MODES = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 _DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
@@ -72,40 +71,6 @@ def is_grey(path: str | os.PathLike[str]) -> bool | None:
             return image.mode in _GREY_MODES
     except Exception:
         return None
-
-
-def fit_image(image: Image.Image, size: int, crop: int) -> NDArray[np.uint8]:
-    """Resize the shorter side to ``size`` (bilinear, antialiased) and cut ``crop`` x ``crop`` from the centre.
-
-    Rounding is that of torchvision's ``Resize`` and ``CenterCrop``. A strip more than 8 times as long as wide is first
-    cut to that, since resizing one could take any amount of memory and its ends are never seen.
-
-    Returns:
-        uint8, ``[C, crop, crop]``.
-
-    >>> fit_image(Image.new("RGB", (40, 20), (1, 2, 3)), size=8, crop=6)[:, 0, 0]
-    array([1, 2, 3], dtype=uint8)
-    """
-    if not 0 < crop <= size:
-        raise ValueError(f"crop must be between 1 and size={size}, got {crop}")
-    short = min(image.size)
-    if max(image.size) > _LONGEST_STRIP * short:
-        image = _centre(image, min(image.width, _LONGEST_STRIP * short), min(image.height, _LONGEST_STRIP * short))
-    if short != size:
-        width, height = (size * side // short for side in image.size)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return as_planes(_centre(image, crop, crop))
-
-
-def as_planes(image: Image.Image) -> NDArray[np.uint8]:
-    """An ``L`` or ``RGB`` image as a writable uint8 array ``[C, H, W]``."""
-    pixels = np.array(image, dtype=np.uint8)  # [H, W] or [H, W, 3]
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-
-def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-    return image if image.size == (width, height) else image.crop((left, top, left + width, top + height))
 
 
 def _open(file: str | os.PathLike[str] | IO[bytes], name: str) -> Image.Image:

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from vje.data.decode import fit_image, is_grey, read_image
+from vje.data.decode import is_grey, read_image
 from vje.errors import UserError
+from vje.resize import fit_image
 
 IMAGE_EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".j2k", ".avif",

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vje.data.augment import CROP_DRAWS, Range, crop_boxes
-from vje.data.decode import UnreadableImage, as_planes
+from vje.data.decode import UnreadableImage
 from vje.data.order import global_batch, rank_slice
 from vje.data.sources import ImageSource
 from vje.data.workers import START, answer_to_the_parent
 from vje.errors import UserError
 from vje.random import Draws, Stream
+from vje.resize import as_planes
 
 Place = tuple[int, int, int]  # (index of the image, step, position in the global batch)
 _MOST_REPLACEMENTS = 1000

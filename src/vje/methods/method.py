@@ -134,7 +134,7 @@ class Method(nn.Module, ABC):
 
         Args:
             images: a tensor or array ``[B, C, H, W]``: floats that went through :attr:`preprocessing`, or raw uint8,
-                which is sent through it here.
+                which is sent through it here, by way of the CPU if they are of another size than the model's.
         """
         return at_least_float32(self.encoder(self._prepared(images)))
 

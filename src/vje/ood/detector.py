@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from vje.data.batches import evaluation_batches
-from vje.data.decode import fit_image, read_image, to_mode
+from vje.data.decode import read_image, to_mode
 from vje.data.folders import scan_paths
 from vje.data.sources import ArraySource, ImageSource
 from vje.data.views import Views
@@ -23,6 +23,7 @@ from vje.likelihood import at_least_float32, directional_contributions
 from vje.methods.vje import OOD_SCORES, VJE
 from vje.models import load_vje
 from vje.ood.conformal import CALIBRATE_AGAIN, Calibration, check_alpha, outliers, p_values, sorted_scores
+from vje.resize import fit_image
 
 COLUMNS = (*OOD_SCORES, "kl", "variance", "anisotropy", "cosine_mean_z")
 """What :meth:`ImageDetector.score` gives for each image, beside ``p_value`` and ``outlier``."""
