@@ -15,6 +15,7 @@ from vje.build_data import Data
 from vje.config import AugmentConfig, Config
 from vje.data.augment import Augmentation
 from vje.data.sources import ImageSource
+from vje.data.stream import Crops
 from vje.errors import UserError
 from vje.evaluation.rank import effective_rank_of_gram
 from vje.methods import find_method
@@ -24,9 +25,9 @@ from vje.networks.encoders import build_encoder
 from vje.preprocessing import Preprocessing
 from vje.runs import RunFolder
 from vje.training.alarms import CollapseWatch
-from vje.training.batches import ResidentBatches, StreamBatches
+from vje.training.batches import Batches, ResidentBatches, StreamBatches
 from vje.training.distributed import World
-from vje.training.loop import Callback, EpochBatches, Loop
+from vje.training.loop import Callback, Loop
 from vje.training.optimizer import build_optimizer
 from vje.training.schedules import cosine_to_one, warmup_cosine
 from vje.training.step import StepOptions, TrainStep, Views
@@ -274,7 +275,7 @@ def stream_workers(config: Config) -> int:
     return min(config.data.workers, os.cpu_count() or 1)
 
 
-def _build_batches(config: Config, data: Data, device: torch.device, world: World, share: int) -> EpochBatches:
+def _build_batches(config: Config, data: Data, device: torch.device, world: World, share: int) -> Batches:
     batch, count = config.optimizer.batch, len(data.splits.train)
     if data.resident is not None:
         count = len(data.resident.images)
@@ -288,20 +289,16 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
         classes = _resident_labels(data)
         labels = None if classes is None else classes.to(device)
         return ResidentBatches(data.resident.images.to(device), batch, share, first, config.run.seed, labels)
-    return StreamBatches(
-        source=data.splits.train,
+    crops = Crops(
+        data.splits.train,
         size=config.data.size,
         channels=data.preprocessing.channels,
+        seed=config.run.seed,
         area=config.augment.crop_area,
         ratio=config.augment.crop_ratio,
-        global_batch=batch,
-        rank=world.rank,
-        world=world.size,
-        seed=config.run.seed,
-        epochs=config.optimizer.epochs,
-        workers=stream_workers(config),
-        device=device,
     )
+    epochs, workers = config.optimizer.epochs, stream_workers(config)
+    return StreamBatches(crops, batch, share, first, epochs=epochs, workers=workers, device=device)
 
 
 def _resident_labels(data: Data) -> Tensor | None:

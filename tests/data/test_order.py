@@ -2,10 +2,8 @@ import hashlib
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from vje.data.order import epoch_order, global_batch, rank_slice, steps_per_epoch
+from vje.data.order import epoch_order, global_batch, steps_per_epoch
 from vje.errors import UserError
 
 
@@ -35,19 +33,8 @@ def test_an_epoch_of_batches_shows_each_image_once() -> None:
     assert torch.equal(second[:3], global_batch(10, 3, seed=0, step=3))
 
 
-@settings(deadline=None)
-@given(st.integers(1, 8), st.integers(1, 8))
-def test_the_ranks_share_a_batch(world: int, share: int) -> None:
-    batch = list(range(world * share))
-    parts = [batch[rank_slice(len(batch), rank, world)] for rank in range(world)]
-    assert [place for part in parts for place in part] == batch
-    assert {len(part) for part in parts} == {share}
-
-
 def test_mistakes() -> None:
     with pytest.raises(UserError, match="batch of 256 from 100 images"):
         steps_per_epoch(100, 256)
     with pytest.raises(UserError, match="batch of 0 from 100 images"):
         steps_per_epoch(100, 0)
-    with pytest.raises(UserError, match="batch of 8 cannot be divided equally among 3"):
-        rank_slice(8, 0, 3)

@@ -7,6 +7,7 @@ import torch
 from vje.cli.probe_images import EncodedBatches
 from vje.data.augment import Augmentation
 from vje.data.resident import load_resident
+from vje.data.stream import Crops
 from vje.evaluation.features import compute_features
 from vje.evaluation.spaces import encoded_spaces, space_names, stored_spaces
 from vje.training.batches import ResidentBatches, StreamBatches
@@ -67,10 +68,8 @@ def test_batches_that_are_streamed(make_model, make_source):
     model, source = make_model(), make_source(20)
     square = source.subset(range(20))
     square.images = source.images[:, 2:10, 1:9]  # the crop at the centre, so that there is nothing to resize
-    images = StreamBatches(
-        square.labelled(np.arange(20)), size=8, channels=3, area=(1.0, 1.0), ratio=(1.0, 1.0), global_batch=7,
-        rank=0, world=1, seed=1, epochs=2, workers=0, device=torch.device("cpu"),
-    )  # fmt: skip
+    crops = Crops(square.labelled(np.arange(20)), size=8, channels=3, seed=1, area=(1.0, 1.0), ratio=(1.0, 1.0))
+    images = StreamBatches(crops, 7, 7, 0, epochs=2, workers=0, device=torch.device("cpu"))
     batches = EncodedBatches(model, images, plain(), ALL, batch=7, seed=1)
     truth = expected(model, torch.from_numpy(square.planes(range(20))))
     count = 0

@@ -52,6 +52,12 @@ def test_fewer_images_than_a_batch_are_refused():
         ResidentBatches(IMAGES, 12, 12, 0, SEED)
 
 
+def test_a_batch_must_be_shared_evenly():
+    assert [World(size=size).share(8) for size in (1, 2, 8)] == [8, 4, 1]
+    with pytest.raises(UserError, match="a batch of 8 cannot be shared evenly by 3 processes: change --batch"):
+        World(size=3).share(8)
+
+
 def test_labels_are_those_of_the_images_where_a_file_cannot_be_read(tmp_path, small_config):
     """Two folders of pictures, dark and bright; a file that is no picture has no label either."""
     for name, level in (("bright", 200), ("dark", 20)):

@@ -12,12 +12,13 @@ from vje.config import Config
 from vje.data.augment import Augmentation
 from vje.data.resident import load_resident
 from vje.data.sources import ImageSource
+from vje.data.stream import Crops
 from vje.evaluation.features import Features
 from vje.evaluation.probe import Split, Training, hold_out, shuffled, stored_training
 from vje.evaluation.spaces import encoded_spaces, stored_spaces
 from vje.methods.method import Method
 from vje.random import Draws, Stream
-from vje.training.batches import ResidentBatches, StreamBatches
+from vje.training.batches import Batches, ResidentBatches, StreamBatches
 
 if TYPE_CHECKING:
     from vje.cli.probe import Options
@@ -45,7 +46,7 @@ class EncodedBatches:
     def __init__(
         self,
         model: Method,
-        images: ResidentBatches | StreamBatches,
+        images: Batches,
         augmentation: Augmentation,
         names: Sequence[str],
         batch: int,
@@ -129,27 +130,16 @@ def _encoded(
     prepare, device, settings = model.preprocessing, next(model.parameters()).device, config.augment
     assert prepare is not None
     area, ratio = settings.crop_area, settings.crop_ratio
-    images: ResidentBatches | StreamBatches
+    images: Batches
     if bank.uniform_shape is not None:
         side = min(bank.uniform_shape)
         found = load_resident(bank, side, side, prepare.channels, options.workers)
         places = torch.from_numpy(found.kept).to(device)
         images = ResidentBatches(found.images.to(device), batch, batch, 0, options.seed, places)
     else:
-        images = StreamBatches(
-            bank.labelled(np.arange(len(bank))),
-            size=prepare.crop,
-            channels=prepare.channels,
-            area=area,
-            ratio=ratio,
-            global_batch=batch,
-            rank=0,
-            world=1,
-            seed=options.seed,
-            epochs=options.epochs,
-            workers=min(options.workers, os.cpu_count() or 1),
-            device=device,
-        )
+        source, workers = bank.labelled(np.arange(len(bank))), min(options.workers, os.cpu_count() or 1)
+        crops = Crops(source, size=prepare.crop, channels=prepare.channels, seed=options.seed, area=area, ratio=ratio)
+        images = StreamBatches(crops, batch, batch, 0, epochs=options.epochs, workers=workers, device=device)
     augmentation = Augmentation(prepare.crop, area, ratio, settings.flip, jitter=0.0, grayscale=0.0)
     autocast = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return EncodedBatches(model, images, augmentation, names, batch, options.seed, autocast, unreadable)

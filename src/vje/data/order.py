@@ -33,22 +33,6 @@ def global_batch(count: int, batch_size: int, seed: int, step: int) -> Tensor:
     return _cached_order(count, seed, epoch)[place * batch_size : (place + 1) * batch_size].clone()
 
 
-def rank_slice(batch_size: int, rank: int, world: int) -> slice:
-    """The part of the global batch that belongs to one of ``world`` processes.
-
-    >>> [rank_slice(8, rank, world=2) for rank in range(2)]
-    [slice(0, 4, None), slice(4, 8, None)]
-    """
-    if not 0 <= rank < world:
-        raise ValueError(f"rank must be from 0 to {world - 1}, got {rank}")
-    share, rest = divmod(batch_size, world)
-    if rest or not share:
-        raise UserError(
-            f"a batch of {batch_size} cannot be divided equally among {world} processes; use a multiple of {world}"
-        )
-    return slice(rank * share, (rank + 1) * share)
-
-
 @lru_cache(maxsize=2)
 def _cached_order(count: int, seed: int, epoch: int) -> Tensor:
     return epoch_order(count, seed, epoch)

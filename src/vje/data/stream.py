@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from vje.data.augment import CROP_DRAWS, Range, crop_boxes
 from vje.data.decode import UnreadableImage
-from vje.data.order import global_batch, rank_slice
+from vje.data.order import global_batch
 from vje.data.sources import ImageSource
 from vje.data.workers import START, answer_to_the_parent
 from vje.errors import UserError
@@ -32,95 +32,46 @@ class StreamBatch(NamedTuple):
     """This process's part of a step.
 
     Attributes:
-        step: counted over all epochs from 0.
         indices: place in the source of each image that is shown, int64 ``[B]``.
-        positions: place of each in the global batch, int64 ``[B]``.
         view_1: random crops, uint8 ``[B, C, size, size]``.
         view_2: other random crops of the same images.
         failures: (name, reason) of each file that could not be read; the next readable one takes its place.
     """
 
-    step: int
     indices: Tensor
-    positions: Tensor
     view_1: Tensor
     view_2: Tensor
     failures: list[tuple[str, str]]
 
 
 class _Item(NamedTuple):
-    place: Place
+    shown: int
     views: tuple[NDArray[np.uint8], NDArray[np.uint8]]
     failures: list[tuple[str, str]]
 
 
-def stream_loader(
-    source: ImageSource,
-    *,
-    batch_size: int,
-    size: int,
-    channels: int,
-    seed: int,
-    start_step: int,
-    stop_step: int,
-    area: Range = (0.08, 1.0),
-    ratio: Range = (3 / 4, 4 / 3),
-    rank: int = 0,
-    world: int = 1,
-    workers: int = 0,
-    pin_memory: bool = False,
-) -> "DataLoader[StreamBatch]":
-    """The batches of steps ``start_step`` to ``stop_step`` (not included), as :class:`StreamBatch`.
+class Crops(Dataset[_Item]):
+    """Two random resized crops of each image, from one decoding.
 
     Args:
         source: the images.
-        batch_size: of all processes together.
         size: side of the crops after resizing.
         channels: 1 or 3.
         seed: the run's seed.
-        start_step: first step, counted over all epochs from 0.
-        stop_step: the step after the last.
         area: range of the crops' area, as a fraction of the image's.
         ratio: range of the crops' width / height.
-        rank: number of this process.
-        world: number of processes.
-        workers: worker processes; 0 decodes in this one.
-        pin_memory: keep batches in page-locked memory, for copying to a GPU.
     """
-    return DataLoader(
-        _Crops(source, size=size, channels=channels, seed=seed, area=area, ratio=ratio),  # type: ignore[arg-type]
-        batch_sampler=_Steps(
-            len(source), batch_size, seed, range(start_step, stop_step), rank_slice(batch_size, rank, world)
-        ),
-        collate_fn=_collate,
-        num_workers=workers,
-        worker_init_fn=answer_to_the_parent,
-        multiprocessing_context=START if workers else None,
-        pin_memory=pin_memory,
-        generator=torch.Generator(),  # the loader draws from it; the global generator stays as it was
-    )
 
-
-class _Steps(Sampler[list[Place]]):
-    """The places of each step's images, a pure function of its arguments."""
-
-    def __init__(self, count: int, batch_size: int, seed: int, steps: range, share: slice) -> None:
-        self.count, self.batch_size, self.seed, self.steps, self.share = count, batch_size, seed, steps, share
-
-    def __iter__(self) -> Iterator[list[Place]]:
-        positions = range(self.batch_size)[self.share]
-        for step in self.steps:
-            indices = global_batch(self.count, self.batch_size, self.seed, step)[self.share].tolist()
-            yield [(index, step, position) for index, position in zip(indices, positions, strict=True)]
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-
-class _Crops(Dataset[_Item]):
-    """Two random resized crops of each image, from one decoding."""
-
-    def __init__(self, source: ImageSource, *, size: int, channels: int, seed: int, area: Range, ratio: Range) -> None:
+    def __init__(
+        self,
+        source: ImageSource,
+        *,
+        size: int,
+        channels: int,
+        seed: int,
+        area: Range = (0.08, 1.0),
+        ratio: Range = (3 / 4, 4 / 3),
+    ) -> None:
         self.source, self.channels, self.seed = source, channels, seed
         self.size, self.area, self.ratio = size, area, ratio
         # A JPEG decoded at this size still has a pixel for each one of the smallest crop.
@@ -141,7 +92,7 @@ class _Crops(Dataset[_Item]):
         index, image, failures = self._read(place[0])
         boxes = crop_boxes(uniform, image.height, image.width, self.area, self.ratio)
         first, second = (self._cut(image, box) for box in boxes.tolist())
-        return _Item((index, *place[1:]), (first, second), failures)
+        return _Item(index, (first, second), failures)
 
     def _cut(self, image: Image.Image, box: Sequence[int]) -> NDArray[np.uint8]:
         top, left, height, width = box
@@ -162,8 +113,40 @@ class _Crops(Dataset[_Item]):
         )
 
 
+def stream_batches(
+    crops: Crops, steps: range, batch_size: int, positions: range, workers: int = 0, pin_memory: bool = False
+) -> Iterator[StreamBatch]:
+    """The batches of some steps.
+
+    Args:
+        crops: of the images.
+        steps: counted over all epochs from 0.
+        batch_size: of all processes together.
+        positions: this process's places in the global batch.
+        workers: worker processes; 0 decodes in this one.
+        pin_memory: keep batches in page-locked memory, for copying to a GPU.
+    """
+    loader: DataLoader[StreamBatch] = DataLoader(
+        crops,  # type: ignore[arg-type]  # what is collated is of another type
+        batch_sampler=_places(crops, steps, batch_size, positions),
+        collate_fn=_collate,
+        num_workers=workers,
+        worker_init_fn=answer_to_the_parent,
+        multiprocessing_context=START if workers else None,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # the loader draws from it; the global generator stays as it was
+    )
+    return iter(loader)
+
+
+def _places(crops: Crops, steps: range, batch_size: int, positions: range) -> Iterator[list[Place]]:
+    """The places of each step's images, a pure function of its arguments."""
+    for step in steps:
+        indices = global_batch(len(crops.source), batch_size, crops.seed, step).tolist()
+        yield [(indices[position], step, position) for position in positions]
+
+
 def _collate(items: Sequence[_Item]) -> StreamBatch:
     first, second = (torch.from_numpy(np.stack([item.views[view] for item in items])) for view in (0, 1))
-    indices, steps, positions = torch.tensor([item.place for item in items]).unbind(1)
     failures = [failure for item in items for failure in item.failures]
-    return StreamBatch(int(steps[0]), indices, positions, first, second, failures)
+    return StreamBatch(torch.tensor([item.shown for item in items]), first, second, failures)

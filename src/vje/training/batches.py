@@ -1,20 +1,59 @@
 """Batches for the training step: from images that live on the device, or streamed to it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from vje.data.augment import Range
 from vje.data.order import epoch_order, steps_per_epoch
-from vje.data.sources import ImageSource
-from vje.data.stream import StreamBatch, stream_loader
+from vje.data.stream import Crops, StreamBatch, stream_batches
 from vje.data.workers import death_in_words, signals_held
 
 
-class ResidentBatches:
+class Batches(ABC):
+    """Where a step's images come from. The loop leads it through the epochs.
+
+    Attributes:
+        cropped: whether there are images for each view, which are crops already.
+        steps_per_epoch: in an epoch.
+    """
+
+    cropped: bool
+    steps_per_epoch: int
+
+    @abstractmethod
+    def start_epoch(self, epoch: int, first_step: int) -> None:
+        """Begin an epoch at one of its steps."""
+
+    def advance(self) -> None:
+        """Have the next step's images ready."""
+
+    @abstractmethod
+    def fetch(self, step: Tensor) -> Sequence[Tensor]:
+        """Raw uint8 images ``[B, C, H, W]`` of this process: one for all views, or one for each if cropped."""
+
+    @abstractmethod
+    def labels(self, step: Tensor) -> Tensor | None:
+        """Class numbers ``[B]`` of the same images, where they are known."""
+
+    def notes(self) -> dict[str, Any]:
+        """What an epoch's record should say about the images."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+
+    def close(self) -> None:
+        """Let go of what only training needs; another epoch may still be started."""
+
+
+class ResidentBatches(Batches):
     """Images that live on the device as uint8; a step gathers its own, so the host has nothing to do.
 
     Args:
@@ -48,9 +87,6 @@ class ResidentBatches:
         del first_step
         self._order.copy_(epoch_order(len(self.images), self.seed, epoch))
 
-    def advance(self) -> None:
-        """Get the next step's images ready; they always are."""
-
     def fetch(self, step: Tensor) -> Sequence[Tensor]:
         """This process's images of a step of the present epoch."""
         return [self.images[self._places(step)]]
@@ -63,34 +99,15 @@ class ResidentBatches:
         start = (step % self.steps_per_epoch) * self.global_batch
         return self._order[start + self._positions]
 
-    def notes(self) -> dict[str, Any]:
-        """Nothing to say: unreadable files were left out before training."""
-        return {}
 
-    def state(self) -> dict[str, Any]:
-        """Nothing to keep: batches depend on the seed and the step alone."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class StreamBatches:
+class StreamBatches(Batches):
     """Files that worker processes decode and crop while the device computes.
 
     Args:
-        source: the images.
-        size: side of the crops.
-        channels: colour channels.
-        area: range of the crops' area.
-        ratio: range of their aspect ratio.
+        crops: of the images.
         global_batch: images a step over all processes.
-        rank: number of this process.
-        world: number of processes.
-        seed: of the order and the crops.
+        batch: images a step in this process.
+        first_position: place of the first of them in the global batch.
         epochs: of the whole run.
         workers: processes that decode.
         device: where the images go.
@@ -100,49 +117,34 @@ class StreamBatches:
 
     def __init__(
         self,
-        source: ImageSource,
-        *,
-        size: int,
-        channels: int,
-        area: Range,
-        ratio: Range,
+        crops: Crops,
         global_batch: int,
-        rank: int,
-        world: int,
-        seed: int,
+        batch: int,
+        first_position: int,
+        *,
         epochs: int,
         workers: int,
         device: torch.device,
     ) -> None:
-        self.steps_per_epoch = steps_per_epoch(len(source), global_batch)
-        self._last_step = epochs * self.steps_per_epoch
-        self._open: Callable[[int], DataLoader[StreamBatch]] = lambda first: stream_loader(
-            source,
-            batch_size=global_batch,
-            size=size,
-            channels=channels,
-            seed=seed,
-            start_step=first,
-            stop_step=self._last_step,
-            area=area,
-            ratio=ratio,
-            rank=rank,
-            world=world,
-            workers=workers,
-            pin_memory=device.type == "cuda",
-        )
-        shape = (global_batch // world, channels, size, size)
+        self.crops, self.global_batch, self.epochs, self.workers = crops, global_batch, epochs, workers
+        self.steps_per_epoch = steps_per_epoch(len(crops.source), global_batch)
+        self._positions = range(first_position, first_position + batch)
+        shape = (batch, crops.channels, crops.size, crops.size)
         self._images = [torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._all_labels = None if source.labels is None else torch.as_tensor(source.labels)
-        self._labels = torch.zeros(shape[0], dtype=torch.int64, device=device)
+        self._all_labels = None if crops.source.labels is None else torch.as_tensor(crops.source.labels)
+        self._labels = torch.zeros(batch, dtype=torch.int64, device=device)
         self._iterator: Iterator[StreamBatch] | None = None
         self._unreadable: dict[str, str] = {}
 
     def start_epoch(self, epoch: int, first_step: int) -> None:
         """Start the workers, the first time; after that they run ahead from epoch to epoch."""
         if self._iterator is None:
+            steps = range(epoch * self.steps_per_epoch + first_step, self.epochs * self.steps_per_epoch)
+            on_gpu = self._labels.device.type == "cuda"
             with signals_held():
-                self._iterator = iter(self._open(epoch * self.steps_per_epoch + first_step))
+                self._iterator = stream_batches(
+                    self.crops, steps, self.global_batch, self._positions, self.workers, on_gpu
+                )
 
     def advance(self) -> None:
         """Copy the next batch to the device."""

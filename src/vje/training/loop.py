@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,32 +14,9 @@ from torch import Tensor
 from vje.runs import RunFolder
 from vje.training import checkpoint
 from vje.training.alarms import CollapseWatch, non_finite
+from vje.training.batches import Batches
 from vje.training.distributed import World
-from vje.training.step import Batches, TrainStep
-
-
-class EpochBatches(Batches, Protocol):
-    """Batches that the loop leads through the epochs."""
-
-    steps_per_epoch: int
-
-    def start_epoch(self, epoch: int, first_step: int) -> None:
-        """Begin an epoch at one of its steps."""
-
-    def advance(self) -> None:
-        """Have the next step's images ready."""
-
-    def notes(self) -> dict[str, Any]:
-        """What an epoch's record should say about the images."""
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-
-    def close(self) -> None:
-        """Let go of what only training needs; another epoch may still be started."""
+from vje.training.step import TrainStep
 
 
 @dataclass(frozen=True)
@@ -109,7 +86,7 @@ class Loop:
     """
 
     step: TrainStep
-    batches: EpochBatches
+    batches: Batches
     epochs: int
     world: World
     watch: CollapseWatch

@@ -9,7 +9,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,18 +20,7 @@ from vje.data.augment import Augmentation
 from vje.methods.method import Method, StepOutput
 from vje.preprocessing import Preprocessing
 from vje.random import Draws, Stream
-
-
-class Batches(Protocol):
-    """Where a step's images come from."""
-
-    cropped: bool
-
-    def fetch(self, step: Tensor) -> Sequence[Tensor]:
-        """Raw uint8 images ``[B, C, H, W]`` of this process: one for all views, or one for each if cropped."""
-
-    def labels(self, step: Tensor) -> Tensor | None:
-        """Class numbers ``[B]`` of the same images, where they are known."""
+from vje.training.batches import Batches
 
 
 class Views:
