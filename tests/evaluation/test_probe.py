@@ -103,8 +103,9 @@ def test_steps_are_those_of_torch_sgd_on_a_cosine():
                 schedule.step()
         assert torch.allclose(sweep.weight[i], layer.weight, atol=1e-6)
         assert torch.allclose(sweep.bias[i], layer.bias, atol=1e-6)
-        weight, bias = sweep.folded()
-        assert torch.allclose(x @ weight[i].T + bias[i], layer((x - mean) / std), atol=1e-5)
+        assert sweep.loss(x, y)[i].item() == pytest.approx(
+            nn.functional.cross_entropy(layer((x - mean) / std), y).item()
+        )
 
 
 def test_a_classifier_learns_from_its_share_alone():
@@ -197,6 +198,13 @@ def test_scale_does_not_matter_when_standardised():
     assert other.top1 == pytest.approx(found.top1, abs=1)
     plain = probe(train, test, epochs=5, standardize=False)
     assert [rate.test_top1 for rate in plain.rates] != [rate.test_top1 for rate in found.rates]
+
+
+def test_features_are_scaled_by_the_mean_and_deviation_of_all_rows():
+    x = blobs(2500, 3, 6, 1.0)[0] + 1e4
+    mean, std = scale_of(x)
+    np.testing.assert_allclose(mean, x.numpy().mean(0, dtype=np.float64), rtol=1e-12)
+    np.testing.assert_allclose(std, x.numpy().std(0, dtype=np.float64), rtol=1e-9)
 
 
 def test_features_that_do_not_vary():

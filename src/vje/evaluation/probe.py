@@ -7,7 +7,7 @@ the result.
 
 Features are standardised by default: less the mean and over the standard deviation that each has on training images.
 Encoders differ tenfold in the scale of their features, and a rate would mean something else for each of them. The
-result is still a linear classifier of the features themselves; see :meth:`~vje.evaluation.sweep.LinearSweep.folded`.
+result is still a linear classifier of the features themselves.
 """
 
 import math

@@ -9,6 +9,8 @@ CONSTANT = 1e-6
 """A feature whose standard deviation is under this share of its mean is rounding noise, and is not scaled up."""
 _CHUNK = 2**25
 """Logits held in memory at a time."""
+_ROWS = 1024
+"""Features brought to float64 at a time."""
 
 
 class LinearSweep:
@@ -111,13 +113,6 @@ class LinearSweep:
             total -= logits.log_softmax(2).gather(2, truth).sum((0, 2))
         return total.cpu().double() / len(x)
 
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """Weights ``[R, C, D]`` and biases ``[R, C]`` of the same classifiers for features as they are."""
-        if self._mean is None or self._std is None:
-            return self.weight, self.bias
-        weight = self.weight / self._std
-        return weight, self.bias - weight @ self._mean
-
     def _chunks(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         rows = max(1, _CHUNK // self.bias.numel())
         for start in range(0, len(x), rows):
@@ -132,6 +127,16 @@ class LinearSweep:
 
 
 def scale_of(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation ``[D]`` of features ``[N, D]``; the latter 1 for features that do not vary."""
-    std, mean = torch.std_mean(features, 0, correction=0)
+    """Mean and standard deviation ``[D]`` of features ``[N, D]``, in float64; the latter 1 for those that do not vary.
+
+    >>> scale_of(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
+    """
+    precision = torch.float32 if features.device.type == "mps" else torch.float64  # which mps has not
+    mean, squares = torch.zeros(2, features.shape[1], dtype=precision, device=features.device)
+    for x in features.split(_ROWS):
+        mean += x.to(precision).sum(0) / len(features)
+    for x in features.split(_ROWS):
+        squares += (x.to(precision) - mean).square().sum(0) / len(features)
+    std = squares.sqrt()
     return mean, torch.where(std > CONSTANT * mean.abs(), std, 1.0)

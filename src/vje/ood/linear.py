@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from vje.errors import UserError
+from vje.evaluation.sweep import scale_of
 from vje.ood.base import Numbers, as_features, as_labels, blocks, check_features
-
-CONSTANT = 1e-6
-"""A feature whose standard deviation is under this share of its mean is rounding noise, and is not scaled up."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def fit_linear(
         raise UserError(
             f"weight_decay must be positive (1e-4 is usual) for there to be an optimum, got {weight_decay}."
         )
-    mean, std = _mean_and_std(features)
+    mean, std = scale_of(features)
     features, (count, dim) = features.detach(), features.shape
     weight = torch.zeros(len(classes), dim, dtype=torch.float64, device=features.device)  # V
     bias = torch.zeros(len(classes), dtype=torch.float64, device=features.device)  # c
@@ -124,14 +122,3 @@ def fold(weight: Tensor, bias: Tensor, mean: Tensor, std: Tensor) -> LinearClass
     """
     scaled = weight / std
     return LinearClassifier(scaled, bias - scaled @ mean)
-
-
-def _mean_and_std(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each feature, float64 ``[D]``; the latter 1 for features that do not vary."""
-    mean, squares = torch.zeros(2, features.shape[1], dtype=torch.float64, device=features.device)
-    for rows in blocks(features):
-        mean += features[rows].double().sum(0) / len(features)
-    for rows in blocks(features):
-        squares += (features[rows].double() - mean).square().sum(0) / len(features)
-    std = squares.sqrt()
-    return mean, torch.where(std > CONSTANT * mean.abs(), std, 1.0)
