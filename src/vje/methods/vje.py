@@ -223,6 +223,16 @@ class VJE(Method):
         """
         return self.score_embeddings(self.embed(images))
 
+    def nll(self, z: Tensor, s: Tensor, variance: Tensor) -> Tensor:
+        """NLL of embeddings under this model's likelihood, up to a constant: that of direction and norm together.
+
+        Args:
+            z: embeddings, ``[..., D]``.
+            s: latent samples, ``[..., D]``.
+            variance: of the posteriors that these are from, ``[..., D]``.
+        """
+        return _joint(self._nll(z, s, variance))
+
     @torch.no_grad()
     def score_embeddings(self, z: Tensor) -> dict[str, Tensor]:
         """:meth:`score` for embeddings that were computed before, shape ``[B, D]``."""
@@ -267,7 +277,7 @@ class VJE(Method):
         """``neg_elbo`` as in training (Eq. symmetric-elbo): each view's posterior is to account for the other views."""
         posterior: DiagonalGaussian = self.inference(z)
         others = (z.roll(shift, 0) for shift in range(1, len(z)))
-        nlls = (_joint(self._nll(other, posterior.mean, posterior.variance)) for other in others)
+        nlls = (self.nll(other, posterior.mean, posterior.variance) for other in others)
         nll = sum(nlls, torch.zeros_like(z[..., 0])) / (len(z) - 1)
         return {"neg_elbo": (nll + self.beta * posterior.kl()).mean(0)}
 

@@ -18,8 +18,8 @@ from vje.data.sources import ArraySource, ImageSource
 from vje.data.views import Views
 from vje.data.views import views as views_named
 from vje.errors import UserError
-from vje.evaluation.features import weights_fingerprint
-from vje.likelihood import at_least_float32, directional_contributions
+from vje.evaluation.features import embed_batch, weights_fingerprint
+from vje.likelihood import directional_contributions
 from vje.methods.vje import OOD_SCORES, VJE
 from vje.models import load_vje
 from vje.ood.conformal import CALIBRATE_AGAIN, Calibration, check_alpha, outliers, p_values, sorted_scores
@@ -213,7 +213,8 @@ class ImageDetector:
         """The columns of uint8 images that have their final size, each the mean over the views or what says more."""
         model = self.model
         images = images.to(next(model.parameters()).device)
-        z = torch.stack([self._embed(view(images)) for view in views_named(self.views)])  # [V, B, D]
+        views = [view(images) for view in views_named(self.views)]
+        z = torch.stack([embed_batch(model, view, target=False)[0] for view in views])  # [V, B, D]
         scores = {name: x.mean(0) for name, x in model.score_embeddings(z).items()}
         if len(z) > 1:
             scores |= model.view_scores(z)
@@ -223,10 +224,6 @@ class ImageDetector:
             terms = directional_contributions(z, q.mean, q.variance, model.nu, model.center_variance)
             found["contributions"] = terms.mean(0).cpu()
         return found
-
-    def _embed(self, images: Tensor) -> Tensor:
-        x = self.preprocessing.normalize(images).contiguous(memory_format=torch.channels_last)
-        return at_least_float32(self.model.encoder(x))
 
     def _judged(self, scores: dict[str, Tensor], alpha: float) -> dict[str, Tensor]:
         if self.calibration is None:

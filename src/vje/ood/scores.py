@@ -6,7 +6,7 @@ They need no training features and no labels. Those that do are the detectors of
 import torch
 from torch import Tensor
 
-from vje.likelihood import directional_nll, radial_nll, standard_nll
+from vje.evaluation.evaluate import in_chunks
 from vje.methods.method import Method
 from vje.methods.vje import VJE
 
@@ -14,7 +14,6 @@ ROWS = 4096
 """Embeddings scored at a time."""
 
 
-@torch.no_grad()
 def model_scores(model: Method, z: Tensor, samples: int = 0, seed: int = 0) -> dict[str, Tensor]:
     """A method's own scores of embeddings (:meth:`Method.ood_scores`); for VJE, those of the posterior.
 
@@ -27,16 +26,15 @@ def model_scores(model: Method, z: Tensor, samples: int = 0, seed: int = 0) -> d
     Returns:
         Each score, ``[N]``, on the CPU.
     """
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
-    chunks = []
-    for rows in z.split(ROWS):
-        chunk = rows.to(device)
-        scores = model.ood_scores(chunk)
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+
+    def scores(rows: Tensor) -> dict[str, Tensor]:
+        found = model.ood_scores(rows)
         if samples and isinstance(model, VJE):
-            scores["nll_mc"] = _sampled_nll(model, chunk, samples, generator)
-        chunks.append({name: x.cpu() for name, x in scores.items()})
-    return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+            found["nll_mc"] = _sampled_nll(model, rows, samples, generator)
+        return found
+
+    return {name: x.cpu() for name, x in in_chunks(model, scores, z, ROWS).items()}
 
 
 def _sampled_nll(model: VJE, z: Tensor, samples: int, generator: torch.Generator) -> Tensor:
@@ -45,10 +43,5 @@ def _sampled_nll(model: VJE, z: Tensor, samples: int, generator: torch.Generator
     total = torch.zeros(len(z), device=z.device)
     for _ in range(samples):
         noise = torch.randn(z.shape, generator=generator, device=z.device)
-        s = posterior.sample(noise)
-        if model.likelihood == "standard":
-            total += standard_nll(z, s, posterior.variance, model.nu)
-        else:
-            total += directional_nll(z, s, posterior.variance, model.nu, model.center_variance)
-            total += radial_nll(z, s, model.nu)
+        total += model.nll(z, posterior.sample(noise), posterior.variance)
     return total / samples
