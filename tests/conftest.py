@@ -9,8 +9,12 @@ from pathlib import Path
 # Before torch is imported: the tests are the parallel work, and threads of several of them would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import numpy as np
 import pytest
+
+hypothesis.settings.register_profile("vje", deadline=None)  # speed is not tested, least of all on a busy machine
+hypothesis.settings.load_profile("vje")
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 

@@ -60,7 +60,7 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seeds, st.integers(2, 40), degrees, st.floats(1e-4, math.pi - 5e-3), st.floats(0, 2))
 def test_directional_nll_equals_the_density_in_an_explicit_tangent_basis(seed, dim, nu, theta, spread):
     rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def test_directional_nll_equals_the_density_in_an_explicit_tangent_basis(seed, d
     assert actual == pytest.approx(reference_directional(target, sample, variance, nu), rel=1e-10, abs=1e-10)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seeds, st.integers(2, 40), degrees, st.floats(0.01, 3.0))
 def test_centering_is_the_plain_function_at_variance_over_its_geometric_mean(seed, dim, nu, theta):
     rng = np.random.default_rng(seed)

@@ -60,7 +60,13 @@ def test_evaluate_twice(vje, trained, snapshot):
     assert set(result["knn"]) >= {"z", "mean", "target"}
     assert set(result["posterior"]) == STATISTICS
     assert result["images"] == 32
-    for words in ("k-NN of z", f"{result['knn']['z']:.2f}%", "k-NN of the EMA", "effective rank", "cosine of mean and z"):
+    for words in (
+        "k-NN of z",
+        f"{result['knn']['z']:.2f}%",
+        "k-NN of the EMA",
+        "effective rank",
+        "cosine of mean and z",
+    ):
         assert words in out
     assert str(run / "evaluation.json") in out.replace("\n", "")
 

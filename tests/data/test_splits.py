@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vje.data.registry import RawSplits
@@ -19,7 +19,6 @@ def arrays(count: int) -> ArraySource:
     return ArraySource(np.zeros((count, 2, 2), np.uint8))
 
 
-@settings(deadline=None)
 @given(NAMES, st.integers(0, 2**32 - 1), st.floats(0.01, 0.99))
 def test_the_parts_are_disjoint_and_complete(names: list[str], seed: int, fraction: float) -> None:
     splits = prepare_splits(raw(names), seed, fraction)
@@ -30,7 +29,6 @@ def test_the_parts_are_disjoint_and_complete(names: list[str], seed: int, fracti
     assert splits.held_out_names == list(splits.test.names)
 
 
-@settings(deadline=None)
 @given(NAMES, st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
 def test_the_order_of_the_listing_does_not_matter(names: list[str], seed: int, random: object) -> None:
     shuffled = names.copy()
@@ -39,7 +37,6 @@ def test_the_order_of_the_listing_does_not_matter(names: list[str], seed: int, r
     assert set(first.test.names) == set(second.test.names)
 
 
-@settings(deadline=None)
 @given(NAMES, st.integers(0, 2**32 - 1))
 def test_a_recorded_split_is_rebuilt(names: list[str], seed: int) -> None:
     splits = prepare_splits(raw(names), seed, 0.3)

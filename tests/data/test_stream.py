@@ -109,10 +109,11 @@ def test_an_unreadable_file_is_replaced_by_the_next(workers: int, source: Folder
 def test_nothing_readable_is_told_by_a_worker_without_its_traceback(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.png").write_text("no image")
+    crops = Crops(scan_folder(tmp_path), size=8, channels=3, seed=7)
     with pytest.raises(UserError) as direct:
-        batches(scan_folder(tmp_path), batch_size=2)
+        list(stream_batches(crops, range(2), 2, range(2)))
     with pytest.raises(UserError) as passed_on, death_in_words():
-        batches(scan_folder(tmp_path), batch_size=2, workers=1)
+        list(stream_batches(crops, range(2), 2, range(2), workers=1))
     assert str(passed_on.value) == str(direct.value)
 
 

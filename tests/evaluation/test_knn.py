@@ -34,7 +34,7 @@ def reference(bank, labels, query, k):
     return votes, neighbours_clear and (len(ranked) == 1 or ranked[0] > ranked[1] * (1 + 1e-3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bank=st.integers(1, 40),
     queries=st.integers(1, 10),

@@ -23,7 +23,7 @@ def matrix(rows, columns, decay=0.0, seed=0):
     return rng.normal(size=(rows, columns)) @ np.diag(np.exp(-decay * np.arange(columns)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 60),
     columns=st.integers(1, 40),

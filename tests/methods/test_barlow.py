@@ -53,7 +53,7 @@ def make(**options):
 # The terms
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 8), st.integers(1, 5), st.floats(0.1, 10), st.floats(-3, 3), st.integers(0, 2**31))
 def test_the_terms_are_the_sums_written_out(count, dim, scale, shift, seed):
     rng = np.random.default_rng(seed)

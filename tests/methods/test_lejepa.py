@@ -69,7 +69,7 @@ def test_many_knots_give_the_integral(t_max):
     assert statistic(x, knots=4001, t_max=t_max) == pytest.approx(quadrature(x, t_max), rel=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_the_paper_s_knots_are_enough(values):
     """The trapezoid rule is nearly exact for such an integrand, and little of it is beyond 5."""

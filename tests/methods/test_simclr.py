@@ -60,7 +60,7 @@ def test_two_images_by_hand():
     assert nt_xent_loss(y, temperature=1.0).item() == pytest.approx(sum(by_hand) / 4, rel=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(images=st.integers(2, 6), temperature=st.floats(0.05, 3), seed=st.integers(0, 99))
 def test_lengths_order_of_images_and_of_views_do_not_matter(images, temperature, seed):
     y = random_rows(2 * images, seed=seed)

@@ -53,7 +53,7 @@ def make(**options):
 # Assignments
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     samples=st.integers(1, 12),
     prototypes=st.integers(2, 9),

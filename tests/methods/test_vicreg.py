@@ -54,7 +54,7 @@ def make(**options):
 # The terms
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 6), st.integers(1, 4), st.floats(0.01, 3), st.floats(-5, 5), st.integers(0, 2**31), st.booleans())
 def test_the_terms_are_the_sums_written_out(count, dim, scale, shift, seed, correlated):
     rng = np.random.default_rng(seed)

@@ -27,7 +27,7 @@ def gaussians(*parameters):
     return DiagonalGaussian(m_q, v_q), DiagonalGaussian(m_p, v_p)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(m_q=means, v_q=variances, m_p=means, v_p=variances)
 def test_gaussian_terms_are_the_integrals(m_q, v_q, m_p, v_p):
     q, p = stats.norm(m_q, math.sqrt(v_q)), stats.norm(m_p, math.sqrt(v_p))
@@ -47,7 +47,7 @@ def test_terms_are_averages_over_features():
         assert term[1].item() == pytest.approx(sum(values).item() / 7, rel=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(gap=means, v_p=st.floats(0.2, 3))
 def test_the_best_variance_is_half_the_teachers_whatever_the_residual(gap, v_p):
     """Why there is a floor: a teacher that follows the student halves it again and again."""

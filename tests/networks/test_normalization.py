@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
@@ -24,7 +24,6 @@ def layers(groups, features=3):
     return layer, [copy.deepcopy(usual) for _ in range(groups)]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 def test_values_and_gradients_are_those_of_the_parts(groups, images, side):
     layer, apart = layers(groups)
@@ -84,7 +83,6 @@ def test_a_network_keeps_its_weights_and_their_names():
     assert_close(grouped(x), expected, rtol=1e-4, atol=1e-4)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5))
 def test_dealt_out_every_part_has_as_many_of_each_part(groups, each):
     x = torch.arange(groups * groups * each)

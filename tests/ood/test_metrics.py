@@ -54,7 +54,7 @@ def share_flagged(positives, negatives):
 # Against scikit-learn and counting
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(many_sizes, many_sizes)
 def test_areas_equal_scikit_learn(id_scores, ood_scores):
     is_ood, scores = labelled(id_scores, ood_scores)
@@ -63,7 +63,7 @@ def test_areas_equal_scikit_learn(id_scores, ood_scores):
     assert aupr_in(id_scores, ood_scores) == pytest.approx(area_under_precision_recall(1 - is_ood, -scores), abs=1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(many_sizes, many_sizes)
 def test_false_positive_rates_equal_counting_and_scikit_learn(id_scores, ood_scores):
     found = fpr95_ood_positive(id_scores, ood_scores), fpr95_id_positive(id_scores, ood_scores)
@@ -157,7 +157,7 @@ def test_points_inside_straight_pieces_of_the_curve_count():
 # Properties
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(-20, 20), min_size=1, max_size=40), st.lists(st.integers(-20, 20), min_size=1, max_size=40))
 def test_only_the_order_matters(id_scores, ood_scores):
     a, b = np.asarray(id_scores, dtype=np.float64), np.asarray(ood_scores, dtype=np.float64)
@@ -168,7 +168,7 @@ def test_only_the_order_matters(id_scores, ood_scores):
     assert all_metrics(permuted, b) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(many_sizes, many_sizes)
 def test_all_metrics_are_the_single_ones_and_mirror_each_other(id_scores, ood_scores):
     values = all_metrics(id_scores, ood_scores)
