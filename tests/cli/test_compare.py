@@ -11,6 +11,8 @@ from vje.cli.probe import Options
 from vje.config import to_dict
 from vje.evaluation.usual import USUAL_PROBE
 from vje.recipes import load_recipe
+from vje.reporting.compare import group_runs, read_runs
+from vje.reporting.compare_table import heads
 from vje.runs import RunFolder
 
 
@@ -288,7 +290,7 @@ def test_a_mean_over_some_of_the_runs_says_of_how_many(vje, make_run, tmp_path):
     evaluation = {"knn": {"k": 20, "z": 81.5, "mean": 80.5}}
     runs = [make_run(f"s{seed}", seed=seed, **({"evaluation": evaluation} if seed else {})) for seed in range(3)]
     answer = vje("compare", *runs[:2], "--out", tmp_path / "c")
-    assert cells_of(answer.out, "cifar10")[3:] == ["80.75 ± 1.06", "15,000", "80.50 (1 of 2)"]
+    assert cells_of(answer.out, "cifar10")[3:] == ["80.75 ± 1.06", "80.50 (1 of 2)", "15,000"]
     assert vje("report", *runs, "--out", tmp_path / "c.html").status == 0
     assert "80.50 ± 0.00 (2 of 3)" in (tmp_path / "c.html").read_text(encoding="utf-8")
 
@@ -612,3 +614,30 @@ def test_what_a_glob_finds_beside_runs_is_passed_over(vje, make_run, tmp_path):
     assert answer.err == f"passed over, as they are no run folders: {tmp_path / 'reproduce'}, {tmp_path / 'a.log'}\n"
     assert vje("compare", tmp_path / "reproduce", "--out", out).status == 2
     assert "does not exist" in vje("compare", run, tmp_path / "typo", "--out", out).err
+
+
+def test_columns_of_a_kind_stand_together_whichever_run_has_them(vje, make_run, tmp_path):
+    first = make_run("a", ood={"summary": {"nll": {"near": 80.0, "far": 90.0}}})
+    evaluation = {"knn": {"k": 20, "z": 81.5, "mean": 80.5}, "posterior": {"variance": 0.5}}
+    ood = {"summary": {"knn": {"near": 70.0}, "nll": {"near": 60.0}}}
+    probe = {"spaces": {"z": {"top1": 9.0}}}
+    second = make_run("b", recipe="cifar10-simsiam", evaluation=evaluation, ood=ood, probe=probe)
+    assert vje("compare", first, second, "--out", tmp_path / "c").status == 0
+    assert heads(group_runs(read_runs([RunFolder(first), RunFolder(second)])))[3:] == [
+        *("k-NN z", "k-NN mean", "probe z", "variance", "near OOD NLL", "far OOD NLL", "near OOD k-NN", "images/s")
+    ]
+
+
+def test_a_narrow_window_has_the_table_in_parts(vje, make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    evaluation = {"knn": {"k": 20, "z": 81.5, "mean": 80.5}, "posterior": {"variance": 0.5, "kl": 7.0}}
+    run = make_run("a", evaluation=evaluation, ood={"summary": {"nll": {"near": 88.0, "far": 90.0}}})
+    monkeypatch.setenv("COLUMNS", "50")
+    said = re.sub("\x1b\\[[0-9]*m", "", vje("compare", run, "--out", tmp_path / "c").out)  # no styles
+    lines = said.split("k-NN is of")[0].splitlines()
+    assert max(map(len, lines)) <= 50
+    parts = [line.split() for line in lines if line.strip().startswith("cifar10")]
+    assert len(parts) > 1 and [part[0] for part in parts] == ["cifar10"] * len(parts)
+    expected = ["1", "20", "81.50", "80.50", "0.500", "7.0", "88.00", "90.00", "15,000"]
+    assert [x for part in parts for x in part[1:]] == expected

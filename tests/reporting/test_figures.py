@@ -128,13 +128,13 @@ def test_a_label_says_what_a_run_reached_last_and_whether_that_is_all(drawn, tmp
     save_comparison(tmp_path / "x.png", [*groups, Group(*short), Group(*unlabelled)])
     lines = drawn["panels"].axes[0].lines
     assert [line.get_label() for line in lines] == [
+        "d (70.0)",
         "a (60.0, unfinished)",
         "b (60.0, diverged)",
         "c (60.0)",
-        "d (70.0)",
     ]
-    assert points_of(lines[0]) == [(9, 70), (16, 60)]
-    assert lines[3].get_marker() == "."  # a line of one point would not be seen
+    assert points_of(lines[1]) == [(9, 70), (16, 60)]
+    assert lines[0].get_marker() == "."  # a line of one point would not be seen
     save_comparison(tmp_path / "x.png", [])
     assert drawn["panels"].axes[0].get_legend() is None
 
@@ -240,3 +240,23 @@ def test_a_dollar_in_a_runs_name_begins_no_formula(drawn, tmp_path):
     (axis,) = drawn["panels"].axes
     assert axis.get_title() == r"a\$b\$" and axis.get_ylabel() == "KL (nats)"
     assert legend_of(axis) == ["standard likelihood"] and points_of(axis.lines[0]) == [(1, 5), (2, 4)]
+
+
+def test_every_line_of_many_looks_different_and_none_lies_under_the_legend(drawn, tmp_path):
+    points = [(1, 10.0, 0.0), (2, 20.0, 0.0)]
+    save_panels(tmp_path / "x.png", [""], ["k-NN"], {("k-NN", ""): {f"run {i}": points for i in range(25)}})
+    (axis,) = drawn["panels"].axes
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axis.lines}
+    assert len(looks) == 25
+    drawn["panels"].draw_without_rendering()
+    assert axis.get_legend().get_window_extent().x0 >= axis.get_window_extent().x1
+    assert {float(place).is_integer() for place in axis.get_xticks()} == {True}
+
+
+def test_compared_runs_stand_in_the_legend_as_they_end(drawn, tmp_path):
+    runs = {
+        name: Run(RunFolder(tmp_path), load_recipe("digits"), {}, [(1, x)])
+        for name, x in zip("abc", (5, 9, 7), strict=True)
+    }
+    save_comparison(tmp_path / "x.png", [Group(name, [run]) for name, run in runs.items()])
+    assert legend_of(drawn["panels"].axes[0]) == ["b (9.0)", "c (7.0)", "a (5.0)"]

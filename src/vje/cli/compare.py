@@ -8,7 +8,7 @@ import tyro
 from vje.cli.checks import open_runs
 from vje.errors import UserError
 from vje.runs import write_json
-from vje.terminal import print_whole
+from vje.terminal import print_columns
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,11 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Options, args=arguments, prog="vje compare")
     if not options.runs:
         raise UserError("`vje compare` needs run folders, such as runs/cifar10-ema runs/cifar10-simsiam.")
-    from rich import box
-    from rich.table import Table
-
     from vje.reporting.compare import group_runs, read_runs, save_comparison
     from vje.reporting.compare_table import footnotes, heads, rows
 
     groups = group_runs(read_runs(open_runs(options.runs)))
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for number, title in enumerate(heads(groups)):
-        table.add_column(title.replace(" (", "\n("), justify="right" if number else "left", no_wrap=bool(number))
-    for row in rows(groups):
-        table.add_row(*row)
-    print_whole(table)
+    print_columns([title.replace(" (", "\n(") for title in heads(groups)], rows(groups))
     for note in footnotes(groups):
         print(note)
     out = options.out.with_suffix("") if options.out.suffix.lower() in (".png", ".json") else options.out

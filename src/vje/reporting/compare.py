@@ -190,12 +190,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def save_comparison(file: Path, groups: Sequence[Group]) -> None:
-    """Draw k-NN of z over epochs, a line a group, with a band of one standard deviation."""
+    """Draw k-NN of z over epochs, a line a group, the best first, with a band of one standard deviation."""
     lines = {}
-    for group in groups:
-        if curve := group.curve():
-            state = ", diverged" if group.diverged() else ", unfinished" if group.unfinished() else ""
-            lines[f"{group.name} ({curve[-1][1]:.1f}{state})"] = curve
+    curves = [(group, curve) for group in groups if (curve := group.curve())]
+    for group, curve in sorted(curves, key=lambda found: -found[1][-1][1]):
+        state = ", diverged" if group.diverged() else ", unfinished" if group.unfinished() else ""
+        lines[f"{group.name} ({curve[-1][1]:.1f}{state})"] = curve
     title = "k-NN accuracy of z (%)"
     save_panels(file, [""], [title], {(title, ""): lines}, size=(7.5, 4.5))
 

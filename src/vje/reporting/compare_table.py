@@ -7,6 +7,18 @@ from vje.reporting.compare import DIVERGED, MARK, Group
 UNFINISHED = f"{MARK} unfinished: epochs done of all, and values that are not final"
 DIGITS = {"variance": 3, "KL": 1, "rank of z": 1}
 """After the point, where it is not two."""
+KINDS: tuple[str | tuple[str, ...], ...] = (
+    "accuracy",
+    "k-NN",
+    "probe",
+    "variance",
+    "KL",
+    "rank of z",
+    ("near OOD", "far OOD", "OOD"),
+    "images/s",
+    "",
+)
+"""How the titles of each kind of column begin, in the order of the table."""
 PARTIAL = f"{MARK} not the protocol's own image list (other counts)"
 
 
@@ -42,7 +54,9 @@ def rows(groups: Sequence[Group]) -> list[list[str]]:
 
 
 def _columns(groups: Sequence[Group]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in group.summary()))
+    """Columns of a kind beside each other, whichever run has them."""
+    found = dict.fromkeys(name for group in groups for name in group.summary())
+    return sorted(found, key=lambda name: next(i for i, start in enumerate(KINDS) if name.startswith(start)))
 
 
 def footnotes(groups: Sequence[Group]) -> list[str]:

@@ -2,8 +2,10 @@
 
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,10 @@ from vje.reporting.figures import save_figure
 Point = tuple[int, float, float]
 """Epoch; mean and sample standard deviation over seeds."""
 Array = NDArray[np.float64]
+STYLES = (("-", "."), ("--", "s"), (":", "^"), ("-.", "x"))
+"""Dashes and marks of the first ten lines, which have as many colours, of the next ten, and so on."""
+MANY = 8
+"""Lines in a panel from which on their names stand beside it, where they cover none."""
 DEGREES = (1.0, 3.0, 7.0, 20.0, 50.0, math.inf)
 
 
@@ -47,21 +53,27 @@ def save_panels(
         size: of a panel, in inches.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     abreast = len(columns) == 1
     shape = (1, len(strips)) if abreast else (len(strips), len(columns))
-    figure = Figure(figsize=(size[0] * shape[1], size[1] * shape[0]), layout="constrained")
+    beside = max((len(lines) for lines in curves.values()), default=0) >= MANY
+    figure = Figure(figsize=((size[0] + 3.5 * beside) * shape[1], size[1] * shape[0]), layout="constrained")
     axes = list(figure.subplots(*shape, squeeze=False).flat)
     for axis, (strip, column) in zip(axes, [(s, c) for s in strips for c in columns], strict=True):
         for number, (name, points) in enumerate(curves.get((strip, column), {}).items()):
             if points:
                 epochs, mean, std = (np.array(x, dtype=float) for x in zip(*points, strict=True))
-                axis.plot(epochs, mean, color=f"C{number}", label=name, marker="." if len(points) < 30 else "")
-                axis.fill_between(epochs, mean - std, mean + std, color=f"C{number}", alpha=0.2, lw=0)
+                color, (dash, mark) = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
+                mark = mark if len(points) < 30 else ""
+                axis.plot(epochs, mean, dash, color=color, label=textwrap.fill(name, 44), marker=mark, markersize=4)
+                axis.fill_between(epochs, mean - std, mean + std, color=color, alpha=0.2, lw=0)
         axis.set(title=column, xlabel="epoch", ylabel=strip)
         axis.grid(alpha=0.3)
         if axis.has_data():
-            axis.legend(fontsize=8)
+            axis.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+            place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "handlelength": 3} if beside else {}
+            axis.legend(fontsize=8, **place)
         else:
             axis.text(0.5, 0.5, "none recorded", ha="center", transform=axis.transAxes)
     save_figure(figure, file, 120)
