@@ -164,6 +164,9 @@ def test_an_unfinished_run_loads_its_newest_checkpoint_with_a_warning(trained_ru
         UserError, match=rf"holds no model and no checkpoint yet: train it with `vje train --resume {run}`"
     ):
         load(run)
+    (run / "failed.json").write_text('{"step": 2}')
+    with pytest.raises(UserError, match=r"no checkpoint: it diverged at step 2.*Start a new run with a lower --lr"):
+        load(run)
 
 
 # Files that are no models

@@ -38,13 +38,19 @@ def load(path: str | Path, device: str = "cpu") -> "Method":
         if not file.exists():
             newest, _ = checkpoint.newest(RunFolder.open(folder).checkpoints)
             if newest is None:
-                words = command("vje", "train", "--resume", folder)
-                raise UserError(f"{folder} holds no model and no checkpoint yet: train it with `{words}`.")
+                raise UserError(f"{folder} holds no model and no checkpoint{_remedy(RunFolder(folder))}")
             warnings.warn(f"{folder} is not finished; using its state after step {newest.info['step']}", stacklevel=2)
             prefix = "method."
             weights = {k.removeprefix(prefix): x for k, x in newest.tensors.items() if k.startswith(prefix)}
             return _assemble(read_json(file.with_suffix(".json")), weights, file, device)
     return _assemble(read_json(file.with_suffix(".json")), _read_weights(file), file, device)
+
+
+def _remedy(folder: RunFolder) -> str:
+    """What to do about a run without weights, in words."""
+    if (folder.path / "failed.json").is_file():
+        return f": it {folder.progress()}. Start a new run with a lower --lr, or with --clip-norm 1."
+    return f" yet: train it with `{command('vje', 'train', '--resume', folder.path)}`."
 
 
 def describe(model: "Method") -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from vje.evaluation import evaluate as evaluation
@@ -39,6 +40,30 @@ def test_without_labels_the_number_of_neighbours_does_not_matter(vje, run):
 
 
 @pytest.mark.parametrize("method", ["vi-simsiam", "vssl", "vje"])
+def test_labels_may_come_later(vje, run, tmp_path):
+    answer = vje("evaluate", run, "--device", "cpu", "--k", 5)
+    assert answer.status == 0 and "this data has none: --labels FILE gives them" in answer.out
+    assert "knn" not in json.loads((run / "evaluation.json").read_text())
+    np.save(tmp_path / "labels.npy", np.arange(110) % 3)  # of the training images, then of the others
+    assert vje("evaluate", run, "--device", "cpu", "--k", 5, "--labels", tmp_path / "labels.npy").status == 0
+    assert "z" in json.loads((run / "evaluation.json").read_text())["knn"]
+    for command in ("geometry", "report"):
+        answer = vje(command, run, "--device", "cpu", "--points", 40, "--labels", tmp_path / "labels.npy")
+        assert answer.status == 0, answer.err
+
+
+def test_images_of_classes_that_training_did_not_have_are_told(vje, trained, tmp_path, tiny):
+    with np.load(trained[1]) as arrays:
+        content = dict(arrays)
+    content["test_labels"] = np.where(np.arange(32) % 4 == 3, 77, content["test_labels"])
+    np.savez(tmp_path / "odd.npz", **content)
+    assert vje("train", "folder", "--data", tmp_path / "odd.npz", "--out", tmp_path / "odd", *tiny).status == 0
+    said = "8 of 32 test images count as wrong: no training image is of their class (77)"
+    assert said in vje("evaluate", tmp_path / "odd", "--device", "cpu").err
+    assert said in vje("probe", tmp_path / "odd", "--device", "cpu", "--epochs", 1, "--batch", 8).err
+    assert "count as wrong" not in vje("probe", trained[0], "--device", "cpu", "--epochs", 1, "--batch", 8).err
+
+
 def test_every_row_says_what_it_means(vje, trained, tmp_path, tiny, method):
     run = tmp_path / "run"
     widths = () if method == "vje" else ("--hidden", 32)

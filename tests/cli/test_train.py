@@ -117,6 +117,23 @@ def test_a_compiler_that_fails_is_told_and_training_goes_on(vje, tiny_npz, tiny,
     assert (run / "model.safetensors").read_bytes() == (tmp_path / "eager" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize(("place", "stays"), [("vje.cli.launch.build_loop", False), ("vje.cli.launch._warm_up", True)])
+def test_ctrl_c_before_the_first_step_is_answered(vje, tiny_npz, tiny, tmp_path, monkeypatch, place, stays):
+    """Before there is anything to go on with, the folder goes again; afterwards it is said how to go on."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    run, words = tmp_path / "run", ("--data", tiny_npz, *tiny, "--epochs", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(place, interrupt)
+        answer = vje("train", "folder", *words, "--out", run)
+    assert answer.status == 130 and run.exists() == stays
+    assert (f"Interrupted. Go on with: vje train --resume {run}" in answer.out) == stays
+    again = ("train", "--resume", run) if stays else ("train", "folder", *words, "--out", run)
+    assert vje(*again).status == 0 and (run / "model.safetensors").exists()
+
+
 def test_commands_to_go_on_with_can_be_pasted(vje, interrupted, monkeypatch):
     told = TrainingDisplay.on_progress
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from vje.cli.checks import at_least
-from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, Subject, Workers, run_config
+from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config, tell_strangers
 from vje.config import Config
 from vje.evaluation.usual import SPACES, USUAL_K
 from vje.runs import RunFolder
@@ -23,6 +23,7 @@ class Options:
     """Run folder."""
     data_dir: OwnDataDir = None
     data: OwnData = None
+    labels: OwnLabels = None
     k: int = USUAL_K
     """Neighbours that vote."""
     device: Device = "auto"
@@ -38,7 +39,7 @@ def run(arguments: list[str]) -> int:
 
     from vje.data.registry import check_data
 
-    config = run_config(folder, options.data, options.data_dir)
+    config = run_config(folder, options.data, options.data_dir, options.labels)
     check_data(config.data.data, config.data.data_dir)
     result = evaluate_run(folder, config, options)
     print_table(result)  # first of all: what was computed is seen even if it cannot be kept
@@ -57,6 +58,7 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     found, labelled = {}, splits.bank.labels is not None and splits.test.labels is not None
     if labelled:
         check_neighbours(options.k, len(splits.bank))
+        tell_strangers(splits.bank, splits.test)
     for name, source in (("test", splits.test), ("train", splits.bank)):
         if name == "test" or labelled:
             found[name] = subject.features(f"{name} images", source)
@@ -97,4 +99,4 @@ def print_table(result: dict[str, Any]) -> None:
     table.add_row("effective rank", shown(result["effective_rank"], ".1f"), "dimensions of z in real use")
     print_whole(table, f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on")
     if "knn" not in result:
-        print("k-NN accuracy needs labels, and this data has none.")
+        print("k-NN accuracy needs labels, and this data has none: --labels FILE gives them.")

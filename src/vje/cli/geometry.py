@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from vje.cli.checks import at_least, check_vje
-from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, Subject, Workers, run_config
+from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config
 from vje.config import Config
 from vje.errors import UserError
 from vje.runs import RunFolder
@@ -37,6 +37,7 @@ class Options:
     """Run folder."""
     data_dir: OwnDataDir = None
     data: OwnData = None
+    labels: OwnLabels = None
     points: int = 10_000
     """Images on the map, at most; 0 for no map."""
     device: Device = "auto"
@@ -51,7 +52,7 @@ def run(arguments: list[str]) -> int:
     at_least(1, batch=options.batch)
     folder = RunFolder.open(options.run)
     check_vje(folder.path)
-    config = run_config(folder, options.data, options.data_dir)
+    config = run_config(folder, options.data, options.data_dir, options.labels)
     _check_data(folder, config)
 
     from vje.build_data import open_splits
@@ -129,7 +130,9 @@ def _check_data(folder: RunFolder, config: Config) -> None:
 
 def _require_labels(test: "ImageSource", config: Config) -> None:
     if test.labels is None:
-        raise UserError(f"geometry is between classes, and {config.data.data} has no labels: train with --labels.")
+        raise UserError(
+            f"geometry is between classes, and {config.data.data} has no labels: give them with --labels FILE."
+        )
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def train(
         try:
             data = build_data(config, recorded)
             loop = build_loop(config, data, device, processes, folder)
-        except Exception:
+        except BaseException:  # Ctrl-C too
             if processes.writes and not resuming:
                 folder.config_file.unlink()  # nothing was begun, and the folder is free again
             raise
@@ -82,6 +82,9 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
         if loop.world.writes:
             folder.write("failed", {"step": int(loop.step.state.bad_step), "message": str(error)})
         raise
+    except KeyboardInterrupt:  # before the first step; afterwards it is a request to stop
+        say(console, f"Interrupted. Go on with: {again}")
+        return 130
     except WorkerEnded as ended:
         raise WorkerEnded(f"{ended} To go on from the last checkpoint: {again}") from None
     except Stopped as stop:

@@ -1,6 +1,6 @@
 """``vje probe RUN``: a linear classifier on frozen features, as a table and as ``probe.json``."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from vje.cli.checks import at_least
-from vje.cli.subject import Device, OwnData, OwnDataDir, Subject, Workers, run_config, tell_unreadable
+from vje.cli.subject import (
+    Device,
+    OwnData,
+    OwnDataDir,
+    OwnLabels,
+    Subject,
+    Workers,
+    run_config,
+    tell_strangers,
+    tell_unreadable,
+)
 from vje.config import Config
 from vje.errors import UserError
 from vje.evaluation.usual import KEPT_BYTES, SPACES, USUAL_PROBE, said
@@ -59,8 +69,7 @@ class Options:
     """Train on random crops and flips, as is usual for ImageNet; done anyway where features would take over 8 GiB."""
     seed: int = 0
     """Of the order, the crops and the images held out."""
-    labels: Path | None = None
-    """File of labels, if the data has none: CSV with columns file,label, or .npy."""
+    labels: OwnLabels = None
     data_dir: OwnDataDir = None
     data: OwnData = None
     device: Device = "auto"
@@ -75,8 +84,7 @@ def run(arguments: list[str]) -> int:
 
     from vje.data.registry import check_data
 
-    config = run_config(folder, options.data, options.data_dir)
-    config = replace(config, data=replace(config.data, labels=options.labels or config.data.labels))
+    config = run_config(folder, options.data, options.data_dir, options.labels)
     check_data(config.data.data, config.data.data_dir)
     _earlier(folder)  # a damaged file is told before hours of work
     result = probe_run(folder, config, options)
@@ -117,6 +125,7 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
 
     splits = open_splits(config.data, folder.read("data"))
     _check_images(splits, config)
+    tell_strangers(splits.bank, splits.test)
     batch = _batch(options.batch, len(splits.bank))
     subject = Subject(folder, options.device, workers=options.workers)
     model = subject.model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from vje.cli.checks import at_least, open_runs
-from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, Subject, Workers, run_config
+from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config
 from vje.errors import UserError
 from vje.reporting.records import has_model, no_model
 from vje.runs import RunFolder, write_atomically
@@ -40,6 +40,7 @@ class Options:
     """Images on the map, at most; 0 for no map, which needs neither the model nor the data."""
     data_dir: OwnDataDir = None
     data: OwnData = None
+    labels: OwnLabels = None
     device: Device = "auto"
     batch: Batch = 500
     workers: Workers = 8
@@ -67,7 +68,7 @@ def _check_data(folder: RunFolder, options: Options) -> None:
     """Find out before anything heavy is loaded whether the images of the map are there."""
     from vje.data.registry import check_data
 
-    config = run_config(folder, options.data, options.data_dir)
+    config = run_config(folder, options.data, options.data_dir, options.labels)
     try:
         check_data(config.data.data, config.data.data_dir)
     except UserError as error:
@@ -101,7 +102,7 @@ def _survey(folder: RunFolder, options: Options) -> "tuple[Atlas, str]":
     from vje.build_data import open_splits
     from vje.evaluation.features import weights_fingerprint
 
-    config = run_config(folder, options.data, options.data_dir)
+    config = run_config(folder, options.data, options.data_dir, options.labels)
     subject = Subject(folder, options.device, options.batch, options.workers)
     model, test = subject.model, open_splits(config.data, folder.read("data")).test
     features = subject.features("held-out images", test)

@@ -146,8 +146,8 @@ def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale
 def _print_estimate(jobs: list[Job], out: Path, console: "Console") -> None:
     seconds, assumed = estimate(jobs, out)
     left = sum("train" in job.steps and not job.obstacle for job in jobs)
-    needed = f"about {duration(seconds)} one after another, without evaluations"
-    say(console, f"{left} of {len(jobs)} runs to train: {needed}.")
+    needed = f": about {duration(seconds)} one after another, without starting up and evaluations" if left else ""
+    say(console, f"{left} of {len(jobs)} runs to train{needed}.")
     if assumed:
         say(
             console,

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
 from vje.config import Config, stored_config
@@ -28,13 +29,18 @@ OwnDataDir = Annotated[
     Path | None,
     tyro.conf.arg(help="Where named data sets are; the default is where they were in training."),
 ]
+OwnLabels = Annotated[
+    Path | None,
+    tyro.conf.arg(help="File of labels, if the data has none: CSV with columns file,label, or .npy."),
+]
 
 
-def run_config(folder: RunFolder, data: str | None, data_dir: Path | None) -> Config:
-    """A run's config, with its data elsewhere if so said."""
+def run_config(folder: RunFolder, data: str | None, data_dir: Path | None, labels: Path | None = None) -> Config:
+    """A run's config, with its data elsewhere, or labels that came later, if so said."""
     config = stored_config(folder)
-    data = data or own_data(folder, config.data.data)
-    return replace(config, data=replace(config.data, data=data, data_dir=data_dir or config.data.data_dir))
+    changes = {"data_dir": data_dir, "labels": labels}
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    return replace(config, data=replace(config.data, data=data or own_data(folder, config.data.data), **given))
 
 
 def own_data(folder: RunFolder, given: str) -> str:
@@ -101,3 +107,18 @@ def tell_unreadable(failures: Sequence[tuple[str, str]], what: str) -> None:
         name, reason = failures[0]
         several = f", and {len(failures) - 1:,} more" if len(failures) > 1 else ""
         print(f"{what}: left out, as they cannot be read: {name} ({reason}){several}", file=sys.stderr)
+
+
+def tell_strangers(bank: "ImageSource", test: "ImageSource") -> None:
+    """Say how many test images are of classes that no training image is of: whatever is found for them is wrong."""
+    if bank.labels is not None and test.labels is not None:
+        unknown = ~np.isin(test.labels, bank.labels)
+        if unknown.any():
+            which = np.unique(test.labels[unknown]).tolist()
+            names = ", ".join(str(n) if test.classes is None else test.classes[n] for n in which[:3])
+            more = f" and {len(which) - 3} more" if len(which) > 3 else ""
+            print(
+                f"{unknown.sum():,} of {len(test):,} test images count as wrong: no training image is of their class "
+                f"({names}{more})",
+                file=sys.stderr,
+            )
