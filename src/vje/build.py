@@ -135,15 +135,6 @@ def _as_options(message: str, names: Iterable[str]) -> str:
 # Training
 
 
-def scaled_warmup(epochs: int, warmup: float) -> float:
-    """Warm-up epochs, cut to a tenth of the run where they would fill more than half of it.
-
-    >>> scaled_warmup(200, 10.0), scaled_warmup(5, 10.0)
-    (10.0, 0.5)
-    """
-    return epochs / 10 if warmup > epochs / 2 else warmup
-
-
 def _classes(labels: NDArray[np.int64]) -> int:
     """Classes numbered from 0 up to the largest label; one, whatever its number, where all images share it.
 
@@ -193,7 +184,7 @@ def build_loop(
     batches = _build_batches(config, data, device, world, share)
     steps = settings.epochs * batches.steps_per_epoch
     span = settings.span * batches.steps_per_epoch
-    warmup = round(scaled_warmup(settings.span, settings.warmup_epochs) * batches.steps_per_epoch)
+    warmup = round(settings.warmup * batches.steps_per_epoch)
     rates = warmup_cosine(settings.lr, span, warmup).to(device)
     options = step_options(config, device, world, share, steps)
     _check_groups(method, share // settings.accumulate)
@@ -311,7 +302,7 @@ def _resident_labels(data: Data) -> Tensor | None:
 
 
 def _patience(config: Config) -> int:
-    return max(3, round(scaled_warmup(config.optimizer.span, config.optimizer.warmup_epochs)))
+    return max(3, round(config.optimizer.warmup))
 
 
 def _chance(test: ImageSource) -> float | None:

@@ -162,6 +162,15 @@ class OptimizerConfig:
         """
         return self.epochs if self.schedule_epochs is None else self.schedule_epochs
 
+    @property
+    def warmup(self) -> float:
+        """Warm-up epochs in use: a tenth of the schedule where those asked for would fill more than half of it.
+
+        >>> OptimizerConfig(epochs=200).warmup, OptimizerConfig(epochs=5).warmup
+        (10.0, 0.5)
+        """
+        return self.span / 10 if self.warmup_epochs > self.span / 2 else self.warmup_epochs
+
 
 @dataclass(frozen=True)
 class RunConfig:

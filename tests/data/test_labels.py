@@ -54,6 +54,7 @@ def test_arrays(tmp_path: Path) -> None:
         ("a.png,0\nb/c.png,\nd.png,2\n", ["lacks a label in line 2"]),
         ('file,label,note\n\na.png,0,"two\nlines"\nb/c.png, ,x\n', ["lacks a label in line 5", "b/c.png"]),
         ("a.png,0\nb/c.png,-1\nd.png,2\n", ["-1"]),
+        ("filename,class\na.png,0\nb/c.png,1\nd.png,2\n", ["first row", "(filename)", "read file,label"]),
         ("name,kind,id\na.png,0,1\n", ["file,label", "name,kind,id"]),
         ("", ["missing"]),
     ],

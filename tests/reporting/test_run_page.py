@@ -96,7 +96,8 @@ def test_the_head_says_what_was_trained_on_what(folder, tmp_path):
     folder.write("environment", {"vje": f"0.1{NASTY}", "device": f"cpu{NASTY}", "command": start})
     text = body(folder)
     assert "<b>" not in text and "vje 0.1&lt;/script&gt;" in text and "on cpu&lt;/script&gt;" in text
-    assert "Started as: <code>vje train cifar10 --out &#x27;my runs/" in text  # it can be pasted
+    plain = re.sub(r"</?(code|span)[^>]*>", "", text)
+    assert "Started as: vje train cifar10 --out &#x27;my runs/" in plain  # it can be pasted
 
 
 def test_every_warning_is_there_and_the_end_comes_last(folder):
@@ -169,6 +170,13 @@ def test_ood_charts_have_the_titles_of_their_scores(folder, reported):
         found = json.loads(re.search(r'id="data">(.*?)</script>', run_page(folder, None), re.S).group(1))["ood"]
         assert found["score"] == found["sets"][0]["roc"][0]["name"] == name
         assert found["sets"][0]["roc"][0]["auroc"] == curves["sets"][NASTY]["roc"]["nll"]["auroc"]
+
+
+def test_a_warm_up_that_did_not_suit_the_run_is_not_passed_off_as_used(folder):
+    config = load_recipe("cifar10-ema")
+    for epochs, words in ((200, "10"), (20, "10"), (15, "10 (1.5 used)")):
+        folder.write("config", to_dict(replace(config, optimizer=replace(config.optimizer, epochs=epochs))))
+        assert f'<th scope="row">warmup epochs</th><td>{words}</td>' in body(folder)
 
 
 def test_settings_are_in_words(folder):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from vje.build import build_loop, resolve_device, scaled_warmup, set_determinism, stream_workers
+from vje.build import build_loop, resolve_device, set_determinism, stream_workers
 from vje.build_data import Data, build_data
 from vje.cli.console import TrainingDisplay
 from vje.cli.live import watching
@@ -162,9 +162,8 @@ def _introduce(
         say(
             console, f"--accumulate: the loss of {config.method} looks across images, now {images} at a time.", "yellow"
         )
-    warmup, epochs = config.optimizer.warmup_epochs, config.optimizer.span
-    if scaled_warmup(epochs, warmup) != warmup:
-        shorter = scaled_warmup(epochs, warmup)
-        say(console, f"A warm-up of {warmup:g} epochs does not suit a run of {epochs}: using {shorter:g}.", "yellow")
+    asked, used, epochs = config.optimizer.warmup_epochs, config.optimizer.warmup, config.optimizer.span
+    if used != asked:
+        say(console, f"A warm-up of {asked:g} epochs does not suit a run of {epochs}: using {used:g}.", "yellow")
     if loop.steps_done:
         say(console, f"Resuming after step {loop.steps_done}.")

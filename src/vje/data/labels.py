@@ -30,6 +30,10 @@ def read_labels(path: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
     unlabelled = [name for name in names if name not in table]
     unknown = [name for name in table if name not in known]
     if unlabelled or unknown:
+        if unknown == [next(iter(table))] and not unlabelled:
+            raise UserError(
+                f"the first row of the label file {path} names no image ({unknown[0]}): a header has to read file,label"
+            )
         faults = []
         if unlabelled:
             faults.append(f"{len(unlabelled)} of {len(names)} images have no label ({_some(unlabelled)})")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from vje.config import OptimizerConfig
 from vje.errors import command
 from vje.evaluation.usual import SPACES, USUAL_K
 from vje.methods.method import Method
@@ -107,8 +108,8 @@ def _origin(folder: RunFolder) -> Html:
         words.append(f"{data['train_images']:,} training and {data.get('test_images', 0):,} held-out images")
     if "command" not in found:
         return escaped("; ".join(filter(None, words)))
-    started = tag("code", command(*map(str, found["command"])))
-    return Html(f"{escaped('; '.join(filter(None, words)))}. Started as: {started}")
+    started = Html(" ".join(tag("span", command(str(word)), class_="word") for word in found["command"]))
+    return Html(f"{escaped('; '.join(filter(None, words)))}. Started as: {tag('code', started)}")
 
 
 # What was measured
@@ -277,9 +278,18 @@ def _config(config: dict[str, Any]) -> Html:
     groups = {"recipe and method": plain} | {name: value for name, value in config.items() if isinstance(value, dict)}
     tables = []
     for group, values in groups.items():
-        rows = [(name.replace("_", " "), _value(value)) for name, value in values.items()]
+        rows = [(name.replace("_", " "), _value(value) + _instead(name, values)) for name, value in values.items()]
         tables.append(tag("div", tag("h3", group), table(("Setting", "Value"), rows, group), class_="group"))
     return tag("div", *tables, class_="groups")
+
+
+def _instead(name: str, group: Mapping[str, Any]) -> str:
+    """What was used in place of a setting that did not suit the run, in words."""
+    if name != "warmup_epochs":
+        return ""
+    known = {key: group[key] for key in ("epochs", "schedule_epochs", name) if key in group}
+    used = OptimizerConfig(**known).warmup
+    return "" if used == group[name] else f" ({used:g} used)"
 
 
 def _value(value: Any) -> str:
