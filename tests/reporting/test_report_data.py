@@ -42,7 +42,10 @@ def test_a_few_images_have_fewer_neighbours():
     assert nearest(torch.eye(1))[0].shape == (1, 0)
 
 
-@pytest.mark.parametrize("features", [np.ones((40, 6)), np.full((40, 6), np.nan), np.eye(3)])
+ONE_DIRECTION = np.outer(2.0 ** (np.arange(40) % 3), [3, 4, 0])  # exactly, so that nothing is left to scale
+
+
+@pytest.mark.parametrize("features", [np.ones((40, 6)), ONE_DIRECTION, np.full((40, 6), np.nan), np.eye(3)])
 def test_what_cannot_be_mapped_is_spread_out(features):
     places = layout(features.astype(np.float32), 0)
     gaps = np.linalg.norm(places[:, None] - places[None], axis=2) + 9 * np.eye(len(places))

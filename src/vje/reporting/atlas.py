@@ -161,8 +161,11 @@ def layout(features: Floats, seed: int) -> Floats:
 
 
 def mappable(features: Floats) -> bool:
-    """Not so for a handful of images, and for a collapsed model, which puts all images in one place."""
-    return len(features) >= 5 and bool(np.isfinite(features).all()) and float(features.std(axis=0).max()) >= 1e-6
+    """Not so for a handful of images, and for a collapsed model, which puts all images in one direction."""
+    if len(features) < 5 or not np.isfinite(features).all():
+        return False
+    directions = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    return float(directions.std(axis=0).max()) >= 1e-6
 
 
 def spread(count: int) -> Floats:
