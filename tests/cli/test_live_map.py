@@ -278,39 +278,45 @@ def test_a_collapsed_model_is_no_trouble(maker):
         assert rest == [epoch, True] and len(np.unique(atlas.places, axis=0)) == 200
 
 
-def endless(features, start, first):
-    """Images that never arrive, and move a little to the right all the while."""
-    places = start
-    while True:
-        time.sleep(0.001)
-        places = places + np.float32(0.01)
-        yield places
-
-
 def test_the_last_map_may_settle(maker):
     made, shown = maker
     made.draw(7, surveyed(np.random.default_rng(0).normal(size=(200, 8))))
     made.close(patience=60)
     assert [shown.get_nowait()[1:] for _ in range(2)] == [(7, False), (7, True)]
+    assert not made._thread.is_alive()
 
 
-def test_the_last_map_stays_where_it_is_when_patience_ends(maker, monkeypatch):
-    monkeypatch.setattr("vje.cli.live_map.settling", endless)
+@pytest.fixture
+def held(monkeypatch):
+    """t-SNE that does not come to an end before it is told to."""
+    release = threading.Event()
+
+    def wait(features, start, threads):
+        assert release.wait(30)
+        return np.zeros((len(features), 2), np.float32)
+
+    monkeypatch.setattr("vje.cli.live_map.tsne", wait)
+    yield release
+    release.set()
+
+
+def test_the_end_waits_no_longer_than_told(maker, held):
     made, shown = maker
     made.draw(7, surveyed(np.random.default_rng(0).normal(size=(200, 8))))
-    first = shown.get(timeout=30)
+    assert shown.get(timeout=30)[1:] == (7, False)
+    began = time.monotonic()
     made.close(patience=0.1)
-    then = shown.get_nowait()
-    assert [first[1:], then[1:]] == [(7, False), (7, True)] and shown.empty()
-    assert (then[0].places > first[0].places).all()
+    assert 0.1 <= time.monotonic() - began < 20 and shown.empty()
 
 
-def test_the_newest_model_comes_first_and_the_end_before_all(maker, monkeypatch):
-    monkeypatch.setattr("vje.cli.live_map.settling", endless)
+def test_the_newest_model_is_shown_and_those_before_it_no_more(maker, held):
     made, shown = maker
     features = np.random.default_rng(0).normal(size=(200, 8))
-    for epoch in (1, 2):
+    made.draw(1, surveyed(features))
+    assert shown.get(timeout=30)[1:] == (1, False)
+    for epoch in (2, 3):
         made.draw(epoch, surveyed(features))
-        assert shown.get(timeout=30)[1:] == (epoch, False)
-    made.close()
-    assert not any(thread.name == "vje-map" for thread in threading.enumerate())
+    held.set()
+    assert [shown.get(timeout=30)[1:] for _ in range(2)] == [(3, False), (3, True)]
+    made.close(patience=30)
+    assert shown.empty()

@@ -63,7 +63,7 @@ def tiles(page, place):
 
 
 def wait_for_epoch(page, epoch, moving=False):
-    end = " The images are still on their way to their places." if moving else ""
+    end = " The images do not have their new places yet." if moving else ""
     words = f"As the model was after epoch {epoch}.{end}"
     page.wait_for_function("(words) => document.getElementById('live-map-when').textContent === words", arg=words)
 

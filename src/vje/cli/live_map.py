@@ -1,9 +1,9 @@
 """The map of ``vje train --watch``: held-out images as the model in training sees them, each time it is evaluated."""
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,12 @@ from vje.data.sources import ImageSource
 from vje.evaluation.features import embed_batch
 from vje.methods.method import Method
 from vje.reporting.atlas import Atlas, Floats, Survey, mappable, spread, survey
-from vje.reporting.places import principal, settling
+from vje.reporting.geometry import tsne
 from vje.reporting.sprites import Sprites, at_most, make_sprites
 from vje.training.loop import Callback
 
 MOST_IMAGES = 1000
 BATCH = 500
-PAUSE = 0.02
 
 Show = Callable[[Atlas, int, bool], None]
 """Is given a map, the epoch it is of, and whether the images have their final places."""
@@ -64,7 +63,7 @@ class MapMonitor(Callback):
             self._maker.draw(epoch, survey(self.model, self._embedded(self._images)))
 
     def close(self, patience: float = 0.0) -> None:
-        """Make no more maps; the last may take some seconds yet, and is then left as it is."""
+        """Make no more maps; the last may take some seconds yet."""
         if self._maker is not None:
             self._maker.close(patience)
 
@@ -91,8 +90,8 @@ class MapMonitor(Callback):
 class MapMaker:
     """Gives images their places on the map, in a thread that touches neither the model nor torch.
 
-    A survey is shown at once, at the places of the one before it (the first by its principal components), and again
-    when t-SNE has moved the images from there. A newer survey does not wait for that, nor the end for longer than told.
+    A survey is shown at once, at the places of the one before it, and again when t-SNE has gone on from there. A newer
+    survey has to wait for that, but the end waits no longer than told.
 
     Args:
         source: of the images, for their names and classes.
@@ -103,42 +102,37 @@ class MapMaker:
 
     def __init__(self, source: ImageSource, pixels: NDArray[np.uint8], total: int, show: Show) -> None:
         self.source, self.pixels, self.total, self.show = source, pixels, total, show
-        self._newest: tuple[int, Survey] | None = None
-        self._wanted = self._settled = 0  # epochs
-        self._called = threading.Event()
+        self._surveys: SimpleQueue[tuple[int, Survey] | None] = SimpleQueue()
+        self._newest = 0
         self._thread = threading.Thread(target=self._work, name="vje-map", daemon=True)
         self._thread.start()
 
     def draw(self, epoch: int, found: Survey) -> None:
-        """Have a map made; whatever was being made is left where it is."""
-        self._newest, self._wanted = (epoch, found), epoch
-        self._called.set()
+        """Have a map made; one that is still being made is not shown any more."""
+        self._newest = epoch
+        self._surveys.put((epoch, found))
 
     def close(self, patience: float = 0.0) -> None:
-        """End the thread, after some seconds at most in which the newest map may settle."""
-        until = time.monotonic() + patience
-        while self._settled < self._wanted and self._thread.is_alive() and time.monotonic() < until:
-            time.sleep(PAUSE)
-        self._newest = None
-        self._called.set()
-        self._thread.join()
+        """Make no more maps, and wait some seconds at most for the newest."""
+        self._surveys.put(None)
+        self._thread.join(patience)
 
     def _work(self) -> None:
         pictures = make_sprites(at_most(self.pixels, LARGEST_PICTURE))
         last: Floats | None = None  # there is nothing to go on from, at first and after a collapse
-        while (newest := self._wait()) is not None:
-            epoch, found = newest
+        while (asked := self._surveys.get()) is not None:
+            epoch, found = asked
+            if epoch != self._newest:
+                continue
             atlas = self._spread_out(found, pictures)
-            last, settled = self._settle(atlas, epoch, last) if mappable(atlas.vectors) else (None, True)
-            if settled or self._newest is None:  # at the end they stay where they are
-                self.show(atlas if last is None else replace(atlas, places=last), epoch, True)
-                self._settled = epoch
-
-    def _wait(self) -> tuple[int, Survey] | None:
-        """The newest survey, as soon as there is one; None at the end."""
-        self._called.wait()
-        self._called.clear()
-        return self._newest
+            if mappable(found.vectors):
+                self.show(atlas if last is None else replace(atlas, places=last), epoch, False)
+                last = tsne(found.vectors, start=last, threads=1)  # training wants the other cores
+                atlas = replace(atlas, places=last)
+            else:
+                last = None
+            if epoch == self._newest:
+                self.show(atlas, epoch, True)
 
     def _spread_out(self, found: Survey, pictures: Sprites) -> Atlas:
         """The map before the images have their places."""
@@ -151,13 +145,3 @@ class MapMaker:
             classes=self.source.classes,
             total=self.total,
         )
-
-    def _settle(self, atlas: Atlas, epoch: int, last: Floats | None) -> tuple[Floats, bool]:
-        """Show the images and move them to their places; False if there was something more urgent on the way."""
-        start = principal(atlas.vectors) if last is None else last
-        self.show(replace(atlas, places=start), epoch, False)
-        places = start
-        for places in settling(atlas.vectors, start, first=last is None):
-            if self._called.is_set():
-                return places, False
-        return places, True

@@ -14,17 +14,33 @@ from vje.reporting.figures import save_figure
 from vje.reporting.panels import save_panels
 
 
-def tsne(means: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
-    """t-SNE of the directions of posterior means ``[N, D]``, shape ``[N, 2]``; deterministic given the seed."""
+def tsne(
+    means: NDArray[np.float32],
+    seed: int = 0,
+    start: NDArray[np.float32] | None = None,
+    threads: int | None = None,
+) -> NDArray[np.float32]:
+    """t-SNE of the directions of posterior means ``[N, D]``, shape ``[N, 2]``; deterministic given the seed.
+
+    Args:
+        means: five or more, not all in one direction.
+        seed: of the principal components.
+        start: places to go on from, such as those of an earlier model; None for the principal components.
+        threads: that it may use; None for one a core.
+    """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
     few = min(50, *unit.shape)  # as is usual: distances hardly change, and neighbours are found much faster
     reduced = PCA(few, random_state=seed).fit_transform(unit)
     perplexity = min(30.0, (len(unit) - 1) / 3)
-    found = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
-    return np.asarray(found, dtype=np.float32)
+    method = TSNE(2, perplexity=perplexity, init="pca", random_state=seed)
+    if start is not None:  # the fewest steps there are, and no exaggeration, which would undo what is in its place
+        method.set_params(init=start, early_exaggeration=1.0, max_iter=250)
+    with threadpool_limits(threads, user_api="openmp"):  # of the thread that calls, and of no other
+        return np.asarray(method.fit_transform(reduced), dtype=np.float32)
 
 
 def save_geometry(

@@ -44,7 +44,7 @@ async function showMap(map, now) {
     live.atlas = startMap(map);
     startGalleries(live.atlas);
   }
-  const moving = now.settled ? "" : " The images are still on their way to their places.";
+  const moving = now.settled ? "" : " The images do not have their new places yet.";
   byId("live-map-when").textContent = now.number ? `As the model was after epoch ${now.epoch}.${moving}` : "";
 }
 
