@@ -244,14 +244,14 @@ class Page(threading.Thread):
     def __init__(self, address):
         super().__init__(daemon=True)
         self.address, self.states, self.maps = address, [], {0: None}
-        self.number = data_in(self.ask("/"))["page"]
+        self.ask("/")
         self.start()
 
     def run(self):
         while not (self.states and self.states[-1]["ended"]):
-            self.states.append(json.loads(self.ask(f"/data.json?page={self.number}")))
+            self.states.append(json.loads(self.ask("/data.json")))
             if self.states[-1]["map"]["number"] not in self.maps:
-                found = json.loads(self.ask(f"/map.json?page={self.number}"))
+                found = json.loads(self.ask("/map.json"))
                 self.maps[found["number"]] = found
             time.sleep(0.05)
 
@@ -269,7 +269,8 @@ def test_an_open_page_is_given_the_end_of_training(vje, trained, tmp_path, tiny,
             pages.append(Page(self.server.address))
 
     monkeypatch.setattr(LivePage, "on_progress", look)
-    monkeypatch.setattr("vje.cli.live.PATIENCE", 60.0)  # the page asks often, and is through in no time
+    monkeypatch.setattr("vje.cli.live.PATIENCE", 60.0)
+    monkeypatch.setattr("vje.reporting.live.sleep", lambda _: pages[0].join(30))  # it is through in no time
     words = ("--data", trained[1], "--out", tmp_path / "run", *tiny, "--knn-every", 1)
     assert vje("train", "folder", *words, "--watch").status == 0
     pages[0].join(30)

@@ -92,43 +92,18 @@ def data_in(text):
     return json.loads(text.split('id="data">')[1].split("</script>")[0])
 
 
-def opened(live):
-    """The number of a page that was just opened."""
-    return data_in(ask(live)[1])["page"]
-
-
-def test_the_end_is_told_to_every_page_that_is_open(live, make_atlas):
-    pages = [opened(live) for _ in range(2)]
+def test_the_end_is_served_to_pages_that_are_open(live, make_atlas):
     live.show(make_atlas(30), 20, True)
-    assert json.loads(ask(live, f"/data.json?page={pages[0]}")[1])["ended"] is None
-    ending = threading.Thread(target=live.finish, args=(60,))
+    assert json.loads(ask(live, "/data.json")[1])["ended"] is None
+    began = time.monotonic()
+    ending = threading.Thread(target=live.finish, args=(3,))
     ending.start()
-    until = time.monotonic() + 30
-    while (ended := json.loads(ask(live, "/data.json")[1])["ended"]) is None:  # by whom nobody has to wait for
-        assert time.monotonic() < until
+    while (ended := json.loads(ask(live, "/data.json")[1])["ended"]) is None:
+        assert time.monotonic() < began + 3
     assert ended["status"] == "stopped, 20 epochs done" and f"vje train --resume {live.folder.path}" in ended["words"]
-    for page in pages:
-        assert json.loads(ask(live, f"/data.json?page={page}")[1])["ended"] == ended
-        ending.join(0.1)
-        assert ending.is_alive()  # it has not got the map yet, or the other has nothing at all
-        ask(live, f"/map.json?page={page}")
-    ending.join(30)
-    assert not ending.is_alive()
     assert "in training" not in ask(live)[1].split("<script>")[0]  # a page that is opened this late knows it too
-
-
-def test_a_page_counts_as_told_by_what_it_was_given(live, make_atlas):
-    page = opened(live)
-    ask(live, f"/data.json?page={page}")
-    assert not live.audience.wait(0, 0)  # that was before the end
-    live.finish(0)
-    live.show(make_atlas(30), 20, True)
-    ask(live, f"/data.json?page={page}")
-    assert live.audience.wait(0, 3) and not live.audience.wait(1, 0)
-    ask(live, f"/map.json?page={page}")
-    assert live.audience.wait(1, 3)
-    opened(live)  # this one says so itself
-    assert live.audience.wait(0, 3)
+    ending.join(30)
+    assert 3 <= time.monotonic() - began < 20
 
 
 def test_a_run_that_failed_says_why(reported, tmp_path):
@@ -169,24 +144,19 @@ def test_the_live_page_calls_numbers_as_the_report_does(reported):
     assert {"KL (nats)", "Posterior variance", "Effective rank of z"} <= set(titles)
 
 
-def test_nobody_waits_where_no_page_is_open(live, monkeypatch):
-    ask(live, "/data.json")
-    ask(live, "/data.json?page=77")
-    ask(live, "/data.json?page=%00")
-    began = time.monotonic()
+@pytest.mark.parametrize("path", ["/", "/data.json"])
+def test_nobody_waits_where_no_page_is_open(live, monkeypatch, path):
+    waits = []
+    monkeypatch.setattr("vje.reporting.live.sleep", waits.append)
+    ask(live, "/favicon.ico")
     live.finish(60)
-    assert time.monotonic() - began < 20
-    opened(live)
-    monkeypatch.setattr("vje.reporting.audience.RECENT", 0.0)  # it was closed a while ago
+    assert not live.watched and waits == []
+    ask(live, path)
     live.finish(60)
-    assert time.monotonic() - began < 40
-
-
-def test_a_page_that_no_longer_asks_is_not_waited_for_long(live):
-    opened(live)
-    began = time.monotonic()
-    live.finish(0.2)
-    assert 0.2 <= time.monotonic() - began < 20
+    assert live.watched and waits == [60]
+    monkeypatch.setattr("vje.reporting.live.RECENT", 0.0)  # it was closed a while ago
+    live.finish(60)
+    assert not live.watched and waits == [60]
 
 
 def test_it_stops_while_a_browser_holds_on(reported):

@@ -35,7 +35,7 @@ def opened(browser, live):
         page.on("console", lambda message: message.type in ("error", "warning") and trouble.append(message.text))
         page.on("pageerror", lambda error: trouble.append(str(error)))
         known = tuple(f"{live.address}/{path}" for path in ("", "data.json", "map.json"))
-        page.on("request", lambda request: request.url.startswith("data:") or asked(request.url.split("?")[0], known))
+        page.on("request", lambda request: request.url.startswith("data:") or asked(request.url, known))
         page.add_init_script(IMPATIENT)
         page.goto(live.address)
         page.wait_for_selector("html[data-ready=yes]")
@@ -158,7 +158,7 @@ def test_the_page_is_shown_the_end_and_then_asks_no_more(opened, live, make_atla
     if finished:
         live.folder.model_file.touch()
     live.show(make_atlas(COUNT), 20, True)
-    live.finish(30)  # the page is told within a moment
+    live.finish(3)  # the page asks much more often
     live.stop()
     last = live.folder.read("config")["optimizer"]["epochs"]
     status = "finished" if finished else "stopped, 20 epochs done"

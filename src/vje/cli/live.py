@@ -16,7 +16,7 @@ from vje.terminal import duration
 from vje.training.loop import Callback, Loop, Progress
 
 PATIENCE = 4.0
-"""Seconds that the last map may take at the end, and then open pages to fetch it; with none open, nobody waits."""
+"""Seconds that the last map may take at the end, and that open pages have to fetch it; with none open, nobody waits."""
 
 
 class LivePage(Callback):
@@ -80,7 +80,7 @@ def watching(
         raise
     finally:
         try:
-            monitor.close(patience if server.audience else 0.0)
+            monitor.close(patience if server.watched else 0.0)
             server.finish(patience)
         finally:
             server.stop()

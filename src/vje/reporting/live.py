@@ -1,16 +1,16 @@
 """The report of a run in progress, served to this machine alone by a thread that only reads what others wrote."""
 
 import json
+import math
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic, sleep
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs
 
 from vje.errors import UserError, command
 from vje.reporting.atlas import Atlas
-from vje.reporting.audience import Audience
 from vje.reporting.html import POLICY, fill, page
 from vje.reporting.records import read_epochs, read_failure
 from vje.reporting.run_curves import curve_panels, method_of
@@ -22,6 +22,10 @@ LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 """Names that a browser on this machine knows it by; a page elsewhere that resolves its own name to it is refused."""
 
 SCRIPTS = ("common.js", "charts.js", "pictures.js", "map.js", "galleries.js", "live.js")
+
+
+RECENT = 5.0
+"""Seconds after which a page that asks no more counts as closed; one that is open asks every two."""
 
 
 class Shown(NamedTuple):
@@ -46,16 +50,10 @@ class Answer(NamedTuple):
     Attributes:
         kind: its content type.
         body: its content.
-        page: number of the page that has asked for it, or that it is.
-        shown: number of the map that it is, if it is one.
-        ended: whether it says that training has ended.
     """
 
     kind: str
     body: bytes
-    page: int | None = None
-    shown: int = 0
-    ended: bool = False
 
 
 class _Server(ThreadingHTTPServer):
@@ -78,8 +76,7 @@ class LiveServer:
         self.folder, self.no_map = folder, no_map
         self.map = Shown()
         self.progress: Mapping[str, Any] = {}
-        self.audience = Audience()
-        self._ended = False
+        self._ended, self._asked = False, -math.inf
         try:
             self._server = _Server((HOST, port), _handler(self))
         except OSError as error:
@@ -96,10 +93,16 @@ class LiveServer:
         self._thread.start()
         return self
 
+    @property
+    def watched(self) -> bool:
+        """Whether a page is open."""
+        return monotonic() - self._asked < RECENT
+
     def finish(self, seconds: float) -> None:
-        """Serve the state that training ended in; returns when every open page has it, or after some seconds."""
+        """Serve the state that training ended in; returns after some seconds, or at once where no page is open."""
         self._ended = True
-        self.audience.wait(self.map.number, seconds)
+        if self.watched:
+            sleep(seconds)
 
     def stop(self) -> None:
         """End the thread and free the port."""
@@ -112,22 +115,16 @@ class LiveServer:
         """Serve another map from now on, in the words and the form of the report."""
         number = self.map.number + 1
         content = {"number": number, "section": map_section(atlas), **atlas.as_data()}
-        self.map = Shown(number, epoch, settled, json.dumps(content, allow_nan=False).encode())
+        self.map = Shown(number, epoch, settled, _as_json(content))
 
-    def answer(self, address: str) -> Answer | None:
-        """What is at a path, with the number of the page that asks behind it; None if there is nothing."""
-        path, _, query = address.partition("?")
-        if path == "/":
-            return self._rendered()
-        asking = _page_number(query)
-        if path == "/data.json":
-            state = self.state()
-            body = json.dumps(state, allow_nan=False).encode()
-            return Answer("application/json", body, asking, ended=state["ended"] is not None)
-        shown = self.map
-        if path == "/map.json" and shown.number:
-            return Answer("application/json", shown.body, asking, shown.number)
-        return None
+    def answer(self, path: str) -> Answer | None:
+        """What is at a path; None if there is nothing."""
+        if path == "/map.json" and self.map.number:
+            return Answer("application/json", self.map.body)
+        if path not in ("/", "/data.json"):
+            return None
+        self._asked = monotonic()
+        return self._rendered() if path == "/" else Answer("application/json", _as_json(self.state()))
 
     def state(self) -> dict[str, Any]:
         """What the page shows now."""
@@ -153,20 +150,13 @@ class LiveServer:
         name, state = self.folder.path.resolve().name, self.state()
         status = "in training" if state["ended"] is None else state["ended"]["status"]
         words = {"name": name, "about": about(self.folder.read("config")), "status": status}
-        body, number = fill("live.html", **words, map=map_section(None, self.no_map)), self.audience.admit()
-        data, policy = {"page": number, "name": name, **state}, f"{POLICY}; connect-src 'self'"
-        text = page(f"{name}: {status}", body, data, SCRIPTS, policy)
-        return Answer("text/html; charset=utf-8", text.encode(), number, ended=state["ended"] is not None)
+        body = fill("live.html", **words, map=map_section(None, self.no_map))
+        text = page(f"{name}: {status}", body, {"name": name, **state}, SCRIPTS, f"{POLICY}; connect-src 'self'")
+        return Answer("text/html; charset=utf-8", text.encode())
 
 
-def _page_number(query: str) -> int | None:
-    """What follows ``page=``, if that is a number.
-
-    >>> _page_number("page=3"), _page_number("page=x"), _page_number("")
-    (3, None, None)
-    """
-    given = parse_qs(query).get("page", [""])[0]
-    return int(given) if given.isascii() and given.isdigit() and len(given) < 10 else None
+def _as_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()
 
 
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
@@ -188,7 +178,6 @@ def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
             self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
             self.wfile.write(found.body)
-            live.audience.gave(found.page, found.shown, found.ended)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""

@@ -9,7 +9,7 @@ class Gone extends Error {}
 async function ask(path) {
   let text;
   try {
-    text = await (await fetch(`${path}?page=${data.page}`)).text();
+    text = await (await fetch(path)).text();
   } catch {
     throw new Gone("the server is gone");
   }
@@ -48,7 +48,7 @@ async function showMap(map, now) {
   byId("live-map-when").textContent = now.number ? `As the model was after epoch ${now.epoch}.${moving}` : "";
 }
 
-// The map is fetched before anything is drawn, as a server that is about to stop waits for that.
+// The map is fetched before anything is drawn, as the server may be about to stop.
 async function show(now) {
   const map = now.map.number !== live.map ? await ask("map.json") : null;
   if (map) live.map = map.number;
