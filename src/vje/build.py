@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vje.build_data import Data
@@ -277,9 +277,9 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
         )
     first = world.rank * share
     if data.resident is not None:
-        classes = _resident_labels(data)
-        labels = None if classes is None else classes.to(device)
-        return ResidentBatches(data.resident.images.to(device), batch, share, first, config.run.seed, labels)
+        images, labels = data.resident.images.to(device), data.resident.labels
+        labels = None if labels is None else labels.to(device)
+        return ResidentBatches(images, batch, share, first, config.run.seed, labels)
     crops = Crops(
         data.splits.train,
         size=config.data.size,
@@ -290,15 +290,6 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
     )
     epochs, workers = config.optimizer.epochs, stream_workers(config)
     return StreamBatches(crops, batch, share, first, epochs=epochs, workers=workers, device=device)
-
-
-def _resident_labels(data: Data) -> Tensor | None:
-    """Classes of the resident images, which are the readable ones."""
-    assert data.resident is not None
-    labels = data.splits.train.labels
-    if labels is None:
-        return None
-    return torch.as_tensor(labels[data.resident.kept], dtype=torch.int64)
 
 
 def _patience(config: Config) -> int:

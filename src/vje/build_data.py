@@ -5,12 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from vje.config import Config, DataConfig
-from vje.data.batches import evaluation_batches
 from vje.data.registry import RawSplits, open_data, own_path
 from vje.data.resident import Resident, channel_statistics, load_resident
 from vje.data.sources import ArraySource, ImageSource
@@ -87,7 +82,8 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
         resident = load_resident(train, storage, storage, channels, settings.workers)
         statistics = channel_statistics(resident.images)
     else:
-        statistics = channel_statistics(_sample(train, resize, settings.size, channels))
+        some = load_resident(train.thinned(STATISTICS_SAMPLE), resize, settings.size, channels, settings.workers)
+        statistics = channel_statistics(some.images)
     mean, std = ([round(float(x), 4) for x in values] for values in statistics)
     std = [max(x, 1e-3) for x in std]
     return Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident, own_path(settings.data))
@@ -144,13 +140,3 @@ def _storage_size(source: ImageSource, settings: DataConfig) -> int:
     if source.uniform_shape is not None:
         return min(source.uniform_shape)
     return settings.resize or round(settings.size * 8 / 7)
-
-
-def _sample(source: ImageSource, size: int, crop: int, channels: int) -> Tensor:
-    """Some images, evenly spaced, to measure mean and standard deviation on."""
-    few = source.subset(np.linspace(0, len(source) - 1, min(STATISTICS_SAMPLE, len(source))).astype(int))
-    prepare = Preprocessing(size, crop, channels, [0.0] * channels, [1.0] * channels)
-    images = [batch.images for batch in evaluation_batches(few, prepare, 256)]
-    if not sum(map(len, images)):
-        raise UserError(f"none of {len(few)} images tried from {source.name} could be read.")
-    return torch.cat(images)

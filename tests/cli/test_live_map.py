@@ -49,7 +49,7 @@ def served(monkeypatch):
     def look(self, patience):
         server = self.show.__self__
         until = time.monotonic() + 60
-        while self._images is not None and not (server.map.epoch == 2 and server.map.settled):
+        while self._maker is not None and not (server.map.epoch == 2 and server.map.settled):
             assert time.monotonic() < until
             time.sleep(0.01)
         for path in ("data.json", "map.json") if server.map.number else ("data.json", ""):

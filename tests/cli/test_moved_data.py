@@ -172,7 +172,7 @@ def test_monitoring_ends_where_no_held_out_image_can_be_read(vje, tmp_path, tiny
     held_out = json.loads((tmp_path / "run/data.json").read_text())["held_out"]
     for name in held_out:
         (tmp_path / "pictures" / name).write_text("no picture")
-    answer = vje("train", "folder", *options, "--out", tmp_path / "second")
+    answer = vje("train", "folder", *options, "--out", tmp_path / "second", "--watch")
     assert json.loads((tmp_path / "second/data.json").read_text())["held_out"] == held_out
     assert answer.status == 0 and answer.err.count("k-NN accuracy is left out: none of the images") == 1
     assert [record.get("knn") for record in RunFolder(tmp_path / "second").metrics()] == [None] * 4

@@ -30,6 +30,17 @@ def test_array_source() -> None:
     assert np.array_equal(part.planes([0])[0], images[3].transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize(("count", "most"), [(10, 10), (10, 9), (11, 3), (50_000, 2048), (9, 1), (3, 60)])
+def test_thinned_evenly(count: int, most: int) -> None:
+    source = ArraySource(np.zeros((count, 1, 1), np.uint8), labels=np.arange(count) % 7)
+    few = source.thinned(most)
+    chosen = np.array([int(name) for name in few.names], np.int64)
+    assert len(few) == len(set(chosen)) == min(count, most)
+    assert few.labels is not None and few.labels.tolist() == (chosen % 7).tolist()
+    if most > 1:
+        assert chosen[0] == 0 and chosen[-1] == count - 1 and np.ptp(np.diff(chosen)) <= 1
+
+
 def test_grey_arrays() -> None:
     images = RNG.integers(0, 256, (3, 4, 6), dtype=np.uint8)
     source = ArraySource(images)

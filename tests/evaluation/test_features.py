@@ -13,7 +13,7 @@ from vje.data.folders import scan_folder
 from vje.data.sources import ArraySource
 from vje.errors import UserError
 from vje.evaluation import features as module
-from vje.evaluation.features import cached_features, compute_features, weights_fingerprint
+from vje.evaluation.features import cached_features, compute_features, embed_pixels, weights_fingerprint
 
 
 def pixels(source):
@@ -53,6 +53,18 @@ def test_they_are_the_models_embeddings(make_model, make_source):
     assert found.kept.tolist() == list(range(20))
     assert found.labels.tolist() == source.labels.tolist()
     assert found.failures == []
+
+
+def test_pixels_some_at_a_time(make_model, make_source):
+    model, source = make_model(), make_source()
+    images = model.preprocessing.fit(pixels(source))
+    with torch.no_grad():
+        prepared = model.preprocessing.normalize(images)
+        z, target = model.encoder(prepared), model.target(prepared)
+    for rows in (7, 20, 99):
+        found = embed_pixels(model, images, rows)
+        assert torch.allclose(found[0], z, atol=1e-5) and torch.allclose(found[1], target, atol=1e-5)
+        assert not found[0].requires_grad and embed_pixels(model, images, rows, target=False)[1] is None
 
 
 def test_without_an_ema_and_without_labels(make_model, make_source):

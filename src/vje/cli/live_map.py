@@ -7,14 +7,13 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vje.cli.report import LARGEST_PICTURE
-from vje.data.batches import evaluation_batches
+from vje.data.resident import NothingReadable, load_resident
 from vje.data.sources import ImageSource
-from vje.evaluation.features import embed_batch
+from vje.evaluation.features import embed_pixels
 from vje.methods.method import Method
 from vje.reporting.atlas import Atlas, Floats, Survey, mappable, spread, survey
 from vje.reporting.geometry import tsne
@@ -48,7 +47,7 @@ class MapMonitor(Callback):
     ) -> None:
         self.model, self.test, self.every, self.epochs = model, test, every, epochs
         self.autocast, self.workers, self.show = autocast, workers, show
-        self._images: Tensor | None = None
+        self._images: Tensor
         self._maker: MapMaker | None = None
 
     def on_recorded(self, record: dict[str, Any]) -> None:
@@ -56,35 +55,30 @@ class MapMonitor(Callback):
         epoch = record["epoch"]
         if not self.every or not len(self.test) or (epoch % self.every and epoch != self.epochs):
             return
-        if self._images is None:
-            shown, self._images = self._decoded()
-            self._maker = MapMaker(shown, self._images.numpy(), len(self.test), self.show) if len(shown) else None
-        if self._maker is not None:
-            self._maker.draw(epoch, survey(self.model, self._embedded(self._images)))
+        if self._maker is None:
+            few, how = self.test.thinned(MOST_IMAGES), self.model.preprocessing
+            assert how is not None
+            try:
+                found = load_resident(few, how.size, how.crop, how.channels, self.workers)
+            except NothingReadable:
+                self.every = 0
+                return
+            self._images = found.images
+            self._maker = MapMaker(few.subset(found.kept), found.images.numpy(), len(self.test), self.show)
+        self._maker.draw(epoch, survey(self.model, self._embedded()))
 
     def close(self, patience: float = 0.0) -> None:
         """Make no more maps; the last may take some seconds yet."""
         if self._maker is not None:
             self._maker.close(patience)
 
-    def _decoded(self) -> tuple[ImageSource, Tensor]:
-        """The images of the map, and their pixels in the final size; those that cannot be read are left out."""
-        assert self.model.preprocessing is not None
-        chosen = np.unique(np.linspace(0, len(self.test) - 1, min(len(self.test), MOST_IMAGES)).astype(int))
-        few = self.test.subset(chosen)
-        batches = list(evaluation_batches(few, self.model.preprocessing, BATCH, self.workers))
-        kept = torch.cat([batch.indices for batch in batches])
-        return few.subset(kept), torch.cat([batch.images for batch in batches])
-
-    def _embedded(self, images: Tensor) -> Tensor:
+    def _embedded(self) -> Tensor:
         """Embeddings ``[N, D]`` by the model in evaluation mode; it is left in the mode that it was in."""
-        device, training = next(self.model.parameters()).device, self.model.training
+        training = self.model.training
         self.model.eval()
-        chunks = [
-            embed_batch(self.model, chunk.to(device), self.autocast, target=False)[0] for chunk in images.split(BATCH)
-        ]
+        z, _ = embed_pixels(self.model, self._images, BATCH, self.autocast, target=False)
         self.model.train(training)
-        return torch.cat(chunks)
+        return z
 
 
 class MapMaker:

@@ -4,15 +4,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from vje.build_data import Data
-from vje.data.batches import evaluation_batches
-from vje.data.sources import ImageSource
+from vje.data.resident import NothingReadable, Resident, load_resident
 from vje.evaluation.evaluate import knn_of_features
-from vje.evaluation.features import Features, embed_batch
+from vje.evaluation.features import Features, embed_pixels
 from vje.methods.method import Method
 from vje.training.loop import Callback
 
@@ -38,43 +35,33 @@ class KNNMonitor(Callback):
         self.splits, self.workers = data.splits, workers
         labelled = self.splits.bank.labels is not None and self.splits.test.labels is not None
         self.active = labelled and every > 0 and len(self.splits.test) > 0
-        self._sets: list[tuple[Tensor, Tensor]] = []
+        self._sets: list[Resident] = []
 
     def on_epoch(self, record: dict[str, Any]) -> None:
         """Evaluate if it is time."""
         if not self.active or (record["epoch"] % self.every and record["epoch"] != self.epochs):
             return
-        self.active = all(len(labels) for _, labels in self._images())
-        if not self.active:
-            print("k-NN accuracy is left out: none of the images it needs can be read.", file=sys.stderr)
+        if not self._sets and not self._decode():
             return
         self.model.eval()
-        bank, test = (self._features(images, labels) for images, labels in self._images())
+        bank, test = map(self._features, self._sets)
         record["knn"] = {k: round(v, 3) for k, v in knn_of_features(self.model, bank, test).items()}
 
-    def _images(self) -> list[tuple[Tensor, Tensor]]:
-        """Bank and test images in their final size, decoded the first time they are wanted."""
-        if not self._sets:
-            self._sets = [self._decoded(source) for source in (self.splits.bank, self.splits.test)]
-        return self._sets
+    def _decode(self) -> bool:
+        """Bank and test images in their final size; without one that can be read there is no more to do."""
+        how = self.model.preprocessing
+        assert how is not None
+        sources = self.splits.bank.thinned(MOST_IMAGES), self.splits.test.thinned(MOST_IMAGES)
+        try:
+            self._sets = [load_resident(few, how.size, how.crop, how.channels, self.workers) for few in sources]
+        except NothingReadable:
+            print("k-NN accuracy is left out: none of the images it needs can be read.", file=sys.stderr)
+            self.active = False
+        return self.active
 
-    def _decoded(self, source: ImageSource) -> tuple[Tensor, Tensor]:
-        assert self.model.preprocessing is not None and source.labels is not None
-        chosen = np.unique(np.linspace(0, len(source) - 1, min(len(source), MOST_IMAGES)).astype(int))
-        few = source.subset(chosen)
-        batches = list(evaluation_batches(few, self.model.preprocessing, BATCH, self.workers))
-        kept = torch.cat([batch.indices for batch in batches])
-        return torch.cat([batch.images for batch in batches]), torch.as_tensor(source.labels[chosen])[kept]
-
-    def _features(self, images: Tensor, labels: Tensor) -> Features:
-        z, target = [], []
-        device = next(self.model.parameters()).device
-        for chunk in images.split(BATCH):  # the rest waits outside: at 224 px all of them would take 17 GB
-            online, slow = embed_batch(self.model, chunk.to(device), self.autocast)
-            z.append(online)
-            target += [] if slow is None else [slow]
-        slow_features = torch.cat(target) if target else None
-        return Features(torch.cat(z), slow_features, torch.arange(len(labels)), [], labels)
+    def _features(self, found: Resident) -> Features:
+        z, slow = embed_pixels(self.model, found.images, BATCH, self.autocast)
+        return Features(z, slow, torch.arange(len(z)), [], found.labels)
 
 
 class TensorBoard(Callback):

@@ -16,6 +16,10 @@ _BATCH = 256
 _CHUNK = 4096
 
 
+class NothingReadable(UserError):
+    """No image of a source can be read."""
+
+
 @dataclass(frozen=True)
 class Resident:
     """A data set in memory.
@@ -54,7 +58,7 @@ def load_resident(source: ImageSource, size: int, crop: int, channels: int, work
         kept.append(batch.indices)
         skipped += [(source.names[index], reason) for index, reason in batch.failures]
     if not filled:
-        raise UserError(
+        raise NothingReadable(
             f"none of the {len(source)} images of {source.name} can be read; {skipped[0][0]}: {skipped[0][1]}"
         )
     index = torch.cat(kept).numpy()

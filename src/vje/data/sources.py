@@ -57,6 +57,10 @@ class ImageSource(ABC):
     def subset(self, indices: ArrayLike) -> Self:
         """The images at ``indices``, in that order, under their old names."""
 
+    def thinned(self, most: int) -> Self:
+        """``most`` of the images, evenly spaced from the first to the last; all if there are no more."""
+        return self if len(self) <= most else self.subset(np.linspace(0, len(self) - 1, most).astype(int))
+
     @property
     @abstractmethod
     def channels(self) -> int:

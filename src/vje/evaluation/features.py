@@ -92,6 +92,16 @@ def embed_batch(
         return model.encoder(x).float(), None if slow is None else slow(x).float()
 
 
+def embed_pixels(
+    model: Method, images: Tensor, rows: int, autocast: bool = False, target: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`embed_batch` of so many images at a time; the others wait outside the device, which may not hold all."""
+    device = next(model.parameters()).device
+    chunks = [embed_batch(model, chunk.to(device), autocast, target) for chunk in images.split(rows)]
+    slow = [average for _, average in chunks if average is not None]
+    return torch.cat([z for z, _ in chunks]), torch.cat(slow) if slow else None
+
+
 def cached_features(
     model: Method,
     source: ImageSource,
