@@ -190,7 +190,7 @@ def test_without_labels(vje, tiny, tmp_path):
     assert "knn" not in json.loads((run / "metrics.jsonl").read_text())
     status, out, _ = vje("evaluate", run, "--device", "cpu")
     assert status == 0
-    assert "k-NN accuracy needs labels, and this data has none." in out
+    assert "k-NN accuracy needs labels, and this data has none: --labels FILE gives them." in out
     result = read(run / "evaluation.json")
     assert "knn" not in result
     assert set(result["posterior"]) == STATISTICS
