@@ -14,6 +14,7 @@ from vje.cli.ood_run import _draw, keep_earlier
 from vje.config import to_dict
 from vje.data.folders import scan_folder
 from vje.errors import UserError
+from vje.ood.names import title
 from vje.recipes import load_recipe
 from vje.runs import RunFolder
 
@@ -260,7 +261,10 @@ def test_figures_are_of_the_scores_that_stand_for_a_method(earlier, monkeypatch,
     folder = earlier()
     _draw(folder, inside, outside, "fitted")
     file, curves, others = drawn["roc"]
-    assert file == folder.path / "ood-roc.png" and sorted(curves) == sorted(shown) and others == outside
+    words = [title(name, "fitted") for name in shown]  # as everywhere else
+    assert file == folder.path / "ood-roc.png" and sorted(curves) == sorted(others["x"]) == sorted(words)
+    for name, word in zip(shown, words, strict=True):
+        assert (curves[word] == inside[name]).all() and (others["x"][word] == outside["x"][name]).all()
     file, values, others, label = drawn["densities"]
     assert file == folder.path / f"ood-{main.replace('_', '-')}.png" and (values == inside[main]).all()
     assert (others["x"] == outside["x"][main]).all()

@@ -156,8 +156,9 @@ def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any]
 def _draw(folder: RunFolder, inside: Any, outside: Any, classifier: str | None) -> None:
     from vje.reporting.ood import ood_curves, save_densities, save_roc
 
-    shown = [name for name in FIGURE_SCORES if name in inside]
-    save_roc(folder.path / "ood-roc.png", {name: inside[name] for name in shown}, outside)
+    shown = {name: title(name, classifier) for name in FIGURE_SCORES if name in inside}
+    named = [{words: scores[name] for name, words in shown.items()} for scores in (inside, *outside.values())]
+    save_roc(folder.path / "ood-roc.png", named[0], dict(zip(outside, named[1:], strict=True)))
     main = next(name for name in (*LIKELIHOODS, *inside) if name in inside)
     densities = {data: scores[main] for data, scores in outside.items()}
     save_densities(folder.path / f"ood-{main.replace('_', '-')}.png", inside[main], densities, title(main, classifier))

@@ -79,7 +79,7 @@ def save_geometry(
             places[:, 0], places[:, 1], s=1, c=values, cmap="viridis", vmin=low, vmax=high, rasterized=True
         )
         axis.set(title=VJE.quantity(name).title, xticks=[], yticks=[])
-        figure.colorbar(points, ax=axis, shrink=0.8)
+        figure.colorbar(points, ax=axis, shrink=0.8, format="%.5g")
     save_figure(figure, file, 130)
 
 
