@@ -108,3 +108,4 @@ def test_views_are_those_of_the_calibration(vje, run: Path, photos: Path, tmp_pa
     assert float(row["nll"]) == pytest.approx(float(ten.score([row["file"]])["nll"]), rel=1e-4)
     answer = vje("score", run, photos, "--views", "one")
     assert answer.status == 2 and "was made with views 'ten'" in answer.err
+    assert "`vje calibrate RUN --views one`" in answer.err

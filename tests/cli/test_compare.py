@@ -107,6 +107,26 @@ def test_where_the_data_was_is_said_only_if_it_tells_groups_apart(vje, make_run,
     assert list(groups_of(tmp_path)) == ["cifar10 (data mine/cifar10.npz)", "cifar10"]
 
 
+def test_the_same_images_by_another_path_are_the_same_data(vje, make_run, tmp_path):
+    """A run that was resumed from another folder knows its images by their whole path."""
+    runs = [make_run(name, recipe="folder", seed=seed) for seed, name in enumerate("ab")]
+    for run, data in zip(runs, ("pictures", "/there/pictures"), strict=True):
+        config = RunFolder(run).read("config")
+        RunFolder(run).write("config", config | {"data": config["data"] | {"data": data}})
+        RunFolder(run).write("data", {"path": "/there/pictures"})
+    assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
+    assert {name: group["seeds"] for name, group in groups_of(tmp_path).items()} == {"folder": [0, 1]}
+    other = make_run("other", recipe="cifar10-simsiam")
+    assert vje("compare", *runs, other, "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["folder (data pictures)", "cifar10-simsiam"]  # told from each other's data
+
+
+def test_a_folder_is_no_name_for_a_comparison(vje, make_run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    answer = vje("compare", make_run("a"), "--out", ".")
+    assert answer.status == 2 and "--out . is a folder: name what to write, such as comparison." in answer.err
+
+
 def test_names_say_what_differs_from_the_recipe_in_any_order(vje, make_run, tmp_path):
     unusual = make_run("a", recipe="cifar10-ema", momentum=0.9, seed=1)
     longer = make_run("c", recipe="cifar10-ema", epochs=40)

@@ -38,7 +38,18 @@ MISTAKES = {
     ),
     "geometry without labels": (["geometry", "{}/vje"], "geometry is between classes, and {}/set.npz has no labels"),
     "geometry of nothing": (["geometry", "{}/vje", "--data", "{}/gone.npz"], "gone.npz does not exist"),
+    "a folder of labels": (["evaluate", "{}/vje", "--labels", "{}"], "--labels {} is a folder, or does not exist"),
+    "what is no model": (["score", "{}/set.npz", "{}"], "{}/set.npz is neither a run folder nor a .safetensors file"),
+    "a part of no data": (
+        ["calibrate", "{}/vje", "--split", "train"],
+        "--split train says which part of --data is taken, which was not given",
+    ),
+    "negative seed": (["probe", "{}/vje", "--seed", "-1"], "--seed must be at least 0, got -1"),
 }
+FEW = {"score": ["digits"], "embed": ["digits", "--out", "{}/x.npz"], "ood": ["--id", "digits", "--ood", "x=digits"]}
+for command in ("evaluate", "probe", "geometry", "report", "ood", "embed", "calibrate", "score"):
+    words = [command, "{}/vje", *FEW.get(command, []), "--workers", "-1"]
+    MISTAKES[f"{command} by fewer than none"] = (words, "--workers must be at least 0, got -1")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).resolve().parents[1])}
 ASK = """
 import contextlib, io, json, sys

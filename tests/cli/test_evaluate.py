@@ -6,7 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
+import vje as package
 from vje.evaluation import evaluate as evaluation
 
 
@@ -49,6 +51,18 @@ def test_labels_may_come_later(vje, run, tmp_path):
     for command in ("geometry", "report"):
         answer = vje(command, run, "--device", "cpu", "--points", 40, "--labels", tmp_path / "labels.npy")
         assert answer.status == 0, answer.err
+    assert "the k-NN accuracy that was there goes" in vje("evaluate", run, "--device", "cpu", "--k", 5).err
+
+
+def test_a_collapsed_encoder_is_told(vje, run):
+    assert "collapsed" not in vje("evaluate", run, "--device", "cpu").err
+    model = package.load(run)
+    with torch.no_grad():
+        for weights in model.encoder.parameters():
+            weights.zero_()
+    model.save(run)
+    answer = vje("evaluate", run, "--device", "cpu")
+    assert answer.status == 0 and "the encoder has collapsed: to it, all images are nearly the same" in answer.err
 
 
 def test_images_of_classes_that_training_did_not_have_are_told(vje, trained, mine, tmp_path, tiny):
@@ -56,8 +70,8 @@ def test_images_of_classes_that_training_did_not_have_are_told(vje, trained, min
         content = dict(arrays)
     content["test_labels"] = np.where(np.arange(32) % 4 == 3, 77, content["test_labels"])
     np.savez(tmp_path / "odd.npz", **content)
-    assert vje("train", "folder", "--data", tmp_path / "odd.npz", "--out", tmp_path / "odd", *tiny).status == 0
     said = "8 of 32 test images count as wrong: no training image is of their class (77)"
+    assert said in vje("train", "folder", "--data", tmp_path / "odd.npz", "--out", tmp_path / "odd", *tiny).err
     assert said in vje("evaluate", tmp_path / "odd", "--device", "cpu").err
     assert said in vje("probe", tmp_path / "odd", "--device", "cpu", "--epochs", 1, "--batch", 8).err
     assert "count as wrong" not in vje("probe", mine, "--device", "cpu", "--epochs", 1, "--batch", 8).err

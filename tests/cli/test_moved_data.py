@@ -176,3 +176,12 @@ def test_monitoring_ends_where_no_held_out_image_can_be_read(vje, tmp_path, tiny
     assert json.loads((tmp_path / "second/data.json").read_text())["held_out"] == held_out
     assert answer.status == 0 and answer.err.count("k-NN accuracy is left out: none of the images") == 1
     assert [record.get("knn") for record in RunFolder(tmp_path / "second").metrics()] == [None] * 4
+
+
+def test_a_path_stays_as_it_was_given_where_training_goes_on_from_the_same_folder(vje, mine, tmp_path, monkeypatch):
+    more = ("train", "--resume", "run", "--epochs", 2, "--extend")
+    assert vje(*more).status == 0
+    assert RunFolder(mine / "run").read("config")["data"]["data"] == "pictures"
+    monkeypatch.chdir(tmp_path)
+    assert vje("train", "--resume", mine / "run", "--epochs", 3, "--extend").status == 0
+    assert RunFolder(mine / "run").read("config")["data"]["data"] == str(mine / "pictures")

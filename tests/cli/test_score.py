@@ -164,7 +164,7 @@ def test_mistakes_are_found_first(vje, run: Path, photos: Path, tmp_path: Path) 
         ((run, photos / "gone"), "does not exist"),
         ((run, photos, tmp_path / "set.npz"), "scored alone"),
         ((run,), "no images were named"),
-        ((tmp_path / "gone", photos), "no run at"),
+        ((tmp_path / "gone", photos), "no run or model at"),
     ):
         answer = vje("score", *arguments)
         assert answer.status == 2 and message in answer.err and answer.out == "", arguments

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vje.cli.checks import at_least, check_vje
+from vje.cli.checks import at_least, check_model, check_vje
 from vje.cli.subject import Batch, Device, OwnDataDir, Workers, ready_device, run_config
 from vje.data.sources import ImageSource
 from vje.errors import UserError, command
@@ -63,7 +63,11 @@ def run(arguments: list[str]) -> int:
     """Calibrate, write and print the thresholds."""
     options = tyro.cli(Options, args=arguments, prog="vje calibrate")
     at_least(1, batch=options.batch)
-    if not options.run.exists() or (options.data is None and options.run.is_dir()):
+    at_least(0, workers=options.workers)
+    if options.data is None and options.split is not None:
+        raise UserError(f"--split {options.split} says which part of --data is taken, which was not given: add it.")
+    check_model(options.run)
+    if options.data is None and options.run.is_dir():
         RunFolder.open(options.run)
     check_vje(options.run)
     source = _own_images(options) if options.data is None else _given_images(options)

@@ -18,6 +18,16 @@ def at_least(least: int, **options: int | None) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
 
 
+def check_model(run: Path) -> None:
+    """Refuse what is neither a run folder nor the file of a model."""
+    if not run.exists():
+        raise UserError(f"no run or model at {run}: that path does not exist.")
+    if run.is_dir() and not (run / "model.safetensors").exists():
+        RunFolder.open(run)
+    if run.is_file() and run.suffix != ".safetensors":
+        raise UserError(f"{run} is neither a run folder nor a .safetensors file.")
+
+
 def check_vje(path: Path) -> None:
     """Refuse a run folder, or a model's file, of another method where only VJE will do."""
     files = (path / "config.json", path / "model.json") if path.is_dir() else (path.with_suffix(".json"),)

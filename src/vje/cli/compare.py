@@ -33,6 +33,8 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Options, args=arguments, prog="vje compare")
     if not options.runs:
         raise UserError("`vje compare` needs run folders, such as runs/cifar10-ema runs/cifar10-simsiam.")
+    if options.out.name in ("", ".."):
+        raise UserError(f"--out {options.out} is a folder: name what to write, such as {options.out / 'comparison'}.")
     from vje.reporting.compare import group_runs, read_runs, save_comparison
     from vje.reporting.compare_table import footnotes, heads, rows
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vje.cli.checks import at_least
+from vje.cli.checks import at_least, check_model
 from vje.cli.subject import Batch, Device, Workers, ready_device
 from vje.errors import UserError, cannot_write
-from vje.runs import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,21 +69,13 @@ def _check(options: Options) -> None:
     if not os.access(options.out.parent, os.W_OK):
         raise UserError(f"--out {options.out}: you may not write to {options.out.parent}; choose another folder.")
     at_least(1, batch=options.batch)
-    _check_model(options.run)
+    at_least(0, workers=options.workers)
+    check_model(options.run)
     if options.out.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401
         except ImportError:
             raise UserError("writing .parquet needs pyarrow: pip install 'vje[parquet]', or use .npz.") from None
-
-
-def _check_model(run: Path) -> None:
-    if not run.exists():
-        raise UserError(f"no run or model at {run}: that path does not exist.")
-    if run.is_dir() and not (run / "model.safetensors").exists():
-        RunFolder.open(run)
-    if run.is_file() and run.suffix != ".safetensors":
-        raise UserError(f"{run} is neither a run folder nor a .safetensors file.")
 
 
 def open_images(images: tuple[str, ...], split: str | None, data_dir: Path, every: bool = False) -> "ImageSource":

@@ -1,6 +1,7 @@
 """``vje evaluate RUN``: k-NN, posterior statistics and effective rank, as a table and as ``evaluation.json``."""
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +11,13 @@ import tyro
 from vje.cli.checks import at_least
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config, tell_strangers
 from vje.config import Config
+from vje.errors import UserError
 from vje.evaluation.usual import SPACES, USUAL_K
 from vje.runs import RunFolder
 from vje.terminal import print_whole
+
+COLLAPSED = 2.0
+"""Effective rank below which there is next to nothing left to tell images apart by."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ def run(arguments: list[str]) -> int:
     """Evaluate, print and write."""
     options = tyro.cli(Options, args=arguments, prog="vje evaluate")
     at_least(1, k=options.k, batch=options.batch)
+    at_least(0, workers=options.workers)
     folder = RunFolder.open(options.run)
 
     from vje.data.registry import check_data
@@ -42,9 +48,19 @@ def run(arguments: list[str]) -> int:
     config = run_config(folder, options.data, options.data_dir, options.labels)
     check_data(config.data.data, config.data.data_dir)
     result = evaluate_run(folder, config, options)
+    if "knn" not in result and _had_knn(folder):
+        print("the k-NN accuracy that was there goes: it was measured with labels (--labels)", file=sys.stderr)
+    if result["effective_rank"] < COLLAPSED:
+        print("the encoder has collapsed: to it, all images are nearly the same", file=sys.stderr)
     print_table(result)  # first of all: what was computed is seen even if it cannot be kept
     print(f"\nWritten to {folder.write('evaluation', result)}")
     return 0
+
+
+def _had_knn(folder: RunFolder) -> bool:
+    with suppress(UserError):  # there is no earlier evaluation, or it is damaged
+        return "knn" in folder.read("evaluation")
+    return False
 
 
 def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Options:
 def run(arguments: list[str]) -> int:
     """Write ``geometry.json``, ``geometry.png`` and ``geometry-training.png``, print the table."""
     options = tyro.cli(Options, args=arguments, prog="vje geometry")
-    at_least(0, points=options.points)
+    at_least(0, points=options.points, workers=options.workers)
     at_least(1, batch=options.batch)
     folder = RunFolder.open(options.run)
     check_vje(folder.path)

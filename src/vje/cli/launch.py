@@ -12,6 +12,7 @@ from vje.build_data import Data, build_data
 from vje.cli.console import TrainingDisplay
 from vje.cli.live import watching
 from vje.cli.monitor import KNNMonitor, TensorBoard
+from vje.cli.subject import tell_strangers
 from vje.config import Config, to_dict
 from vje.data.workers import WorkerEnded, death_in_words
 from vje.environment import environment as surroundings
@@ -162,6 +163,8 @@ def _introduce(
         say(
             console, f"--accumulate: the loss of {config.method} looks across images, now {images} at a time.", "yellow"
         )
+    if config.run.knn_every and loop.world.writes:
+        tell_strangers(data.splits.bank, data.splits.test)
     asked, used, epochs = config.optimizer.warmup_epochs, config.optimizer.warmup, config.optimizer.span
     if used != asked:
         say(console, f"A warm-up of {asked:g} epochs does not suit a run of {epochs}: using {used:g}.", "yellow")

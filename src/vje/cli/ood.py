@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
         raise UserError("`vje ood` needs a run folder, such as runs/cifar10-ema.")
     if bool(options.id) != bool(options.ood):
         raise UserError("--id and --ood go together: what is in-distribution, and what is not.")
-    at_least(0, samples=options.samples)
+    at_least(0, samples=options.samples, workers=options.workers)
     at_least(1, batch=options.batch)
     if options.out is not None and len(options.runs) == 1:
         raise UserError("--out is for the mean over several runs; the result of one is in RUN/ood.json.")

@@ -104,6 +104,7 @@ def _earlier(folder: RunFolder) -> dict[str, Any]:
 
 def _check(options: Options) -> None:
     at_least(1, epochs=options.epochs, batch=options.batch)
+    at_least(0, workers=options.workers, seed=options.seed)
     for rate in options.lr:
         if not 0 < rate < float("inf"):
             raise UserError(f"--lr must be positive numbers, got {rate}.")

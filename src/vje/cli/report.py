@@ -52,6 +52,7 @@ def run(arguments: list[str]) -> int:
     if not options.runs:
         raise UserError("`vje report` needs a run folder, such as runs/cifar10-ema.")
     at_least(1, batch=options.batch)
+    at_least(0, workers=options.workers)
     if not 0 <= options.points <= MOST_POINTS:
         raise UserError(f"--points must be between 0 and {MOST_POINTS:,}, got {options.points}.")
     folders = open_runs(options.runs)

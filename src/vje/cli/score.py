@@ -7,14 +7,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vje.cli.checks import at_least
+from vje.cli.checks import at_least, check_model
 from vje.cli.embed import open_images
 from vje.cli.rows import check_header
 from vje.cli.subject import Batch, Device, Workers, ready_device
 from vje.data.folders import holds_files
 from vje.data.sources import FolderSource, ImageSource
 from vje.errors import UserError
-from vje.runs import RunFolder
 
 SCORES = (
     *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
@@ -119,9 +118,8 @@ def _check(options: Options) -> None:
 
     check_alpha(options.alpha)
     at_least(1, batch=options.batch, top=options.top)
-    at_least(0, explain=options.explain)
-    if not options.run.exists():
-        RunFolder.open(options.run)
+    at_least(0, explain=options.explain, workers=options.workers)
+    check_model(options.run)
     if options.file is not None and options.out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {options.out}: the file must end in .csv or .parquet, or be - for standard output.")
     if options.sheet is not None and options.sheet.suffix not in SHEETS:

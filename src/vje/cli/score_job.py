@@ -59,10 +59,14 @@ class ScoringJob:
             rows = dict(zip(titles, ends, strict=True))
             drawn = save_sheet(options.sheet, self.source, self.detector.preprocessing, rows, self._name)
             say(f"{drawn} images drawn in {options.sheet}" if drawn else "no image could be read for the sheet")
-        parts = [f"{count['scored']:,} images scored"]
+        parts = [f"{count['scored']:,} image{'s' * (count['scored'] != 1)} scored"]
         if self.detector.calibration is not None:
             parts.append(f"{count['outliers']:,} of them outliers at a false-alarm rate of {options.alpha:g}")
-        parts += [f"{count['unreadable']:,} files unreadable"] if count["unreadable"] else []
+        parts += (
+            [f"{count['unreadable']:,} file{'s' * (count['unreadable'] != 1)} unreadable"]
+            if count["unreadable"]
+            else []
+        )
         parts += [f"{count['before']:,} were there before"] if count["before"] else []
         say("; ".join(parts) + ("." if options.file is None else f"; written to {options.out}"))
 

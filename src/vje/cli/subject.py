@@ -38,6 +38,8 @@ OwnLabels = Annotated[
 def run_config(folder: RunFolder, data: str | None, data_dir: Path | None, labels: Path | None = None) -> Config:
     """A run's config, with its data elsewhere, or labels that came later, if so said."""
     config = stored_config(folder)
+    if labels is not None and not labels.is_file():
+        raise UserError(f"--labels {labels} is a folder, or does not exist: give a CSV or .npy file.")
     changes = {"data_dir": data_dir, "labels": labels}
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     return replace(config, data=replace(config.data, data=data or own_data(folder, config.data.data), **given))
@@ -47,7 +49,8 @@ def own_data(folder: RunFolder, given: str) -> str:
     """What a run was trained on, also seen from another folder than the one it was started in."""
     recorded = folder.read("data").get("path") if (folder.path / "data.json").is_file() else None
     here = Path(given).expanduser()
-    if recorded is None or (here.exists() and (here.is_absolute() or not Path(recorded).exists())):
+    same = here.is_absolute() or recorded is None or here.resolve() == Path(recorded)
+    if recorded is None or (here.exists() and (same or not Path(recorded).exists())):
         return given
     if not Path(recorded).exists():
         raise UserError(

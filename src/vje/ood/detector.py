@@ -96,7 +96,8 @@ class ImageDetector:
             if found.weights != weights_fingerprint(detector.model):
                 raise UserError(f"{detector.file} belongs to other weights than the model has now: {CALIBRATE_AGAIN}")
             if found.views not in get_args(Views) or (views is not None and views != found.views):
-                raise UserError(f"{detector.file} was made with views {found.views!r}: use these, or {CALIBRATE_AGAIN}")
+                again = CALIBRATE_AGAIN.replace("RUN", f"RUN --views {views or 'one'}")
+                raise UserError(f"{detector.file} was made with views {found.views!r}: use these, or {again}")
             detector.calibration, detector.views = found, cast(Views, found.views)
         return detector
 

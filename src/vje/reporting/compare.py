@@ -20,7 +20,7 @@ DIVERGED = "\u2020"
 """A dagger."""
 
 EVIDENT = ("epochs", "data")
-"""Settings that are part of a group's name only where groups of the same recipe differ in them."""
+"""Settings that are part of a group's name only where groups of the same recipe differ in them; data where any do."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def read_runs(folders: Iterable[RunFolder]) -> list[Run]:
 
 def read_run(folder: RunFolder) -> Run:
     """Collect what a run folder has: of evaluations that were not made, or made of another model, nothing."""
-    config, records, failure = stored_config(folder), read_epochs(folder), read_failure(folder)
+    config, records, failure = _config(folder), read_epochs(folder), read_failure(folder)
     done = records[-1]["epoch"] if records else 0
     whole = done >= config.optimizer.epochs or (not records and folder.model_file.exists())
     results, notes = _results(folder)
@@ -174,6 +174,13 @@ def read_run(folder: RunFolder) -> Run:
         benchmark={name: images for name, images in benchmark_images(ood).items() if name in values},
         diverged=None if whole else failure.get("step"),
     )
+
+
+def _config(folder: RunFolder) -> Config:
+    """A run's settings; data that was given by a path goes by the whole path, wherever training was started."""
+    config = stored_config(folder)
+    known = folder.read("data").get("path") if (folder.path / "data.json").is_file() else None
+    return config if known is None else replace(config, data=replace(config.data, data=known))
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -283,8 +290,12 @@ def _name(config: Config, all_configs: Sequence[Config]) -> str:
     between = {name: value for other in same for name, value in differences(other, config).items()}
     marks, recipe = between, _recipe(config)
     if recipe is not None:
-        found = differences(recipe, config)
-        marks = {name: value for name, value in found.items() if name not in EVIDENT or name in between}
+        evident = {*EVIDENT} - between.keys()
+        if any(other.data.data != config.data.data for other in all_configs):
+            evident -= {"data"}
+        marks = {name: value for name, value in differences(recipe, config).items() if name not in evident}
+    if Path(str(marks.get("data", ""))).is_absolute():
+        marks["data"] = Path(marks["data"]).name
     return config.recipe + (f" ({', '.join(f'{k} {v}' for k, v in marks.items())})" if marks else "")
 
 
