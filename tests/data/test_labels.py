@@ -56,7 +56,7 @@ def test_arrays(tmp_path: Path) -> None:
         ("a.png,0\nb/c.png,-1\nd.png,2\n", ["-1"]),
         ("filename,class\na.png,0\nb/c.png,1\nd.png,2\n", ["first row", "(filename)", "read file,label"]),
         ("name,kind,id\na.png,0,1\n", ["file,label", "name,kind,id"]),
-        ("", ["missing"]),
+        ("", ["it is empty"]),
     ],
 )
 def test_mismatches_are_counted_with_examples(text: str, words: list[str], tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _from_csv(path: Path) -> dict[str, str]:
     elif len(header) != 2:
         raise UserError(
             f"the label file {path} must have the columns file,label, or just these two without a header; "
-            f"its first row is {','.join(first) or 'missing'!r}"
+            + (f"its first row is {','.join(first)!r}" if first else "it is empty")
         )
     table: dict[str, str] = {}
     for number, row in lines:
