@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vje.config import to_dict
@@ -159,6 +160,12 @@ def test_the_map_says_what_it_is_of(make_atlas):
     text = map_section(some)
     assert "one of 40 of the 1,200 images" in text and "of embeddings z" in text and 'max="39"' in text
     assert "is told by the cosine distance to its nearest neighbours." in text
+    assert "collapsed" not in text
+    one = replace(some, vectors=np.ones_like(some.vectors) * np.arange(1, 41)[:, None])  # one direction, forty lengths
+    assert (
+        "spread out evenly: they are too few for a map, or to a model that has collapsed all the same"
+        in map_section(one)
+    )
     assert map_section(None, NASTY).startswith('<p class="note">&lt;/script&gt;&lt;b&gt;')
 
 

@@ -9,7 +9,7 @@ from vje.errors import command
 from vje.evaluation.usual import SPACES, USUAL_K
 from vje.methods.method import Method
 from vje.ood.benchmark import benchmark_name
-from vje.reporting.atlas import Atlas
+from vje.reporting.atlas import Atlas, mappable
 from vje.reporting.html import Html, escaped, fill, page, table, tag
 from vje.reporting.ood_columns import absent_sets, ood_scores, partial_sets
 from vje.reporting.records import checkpoint_step, has_model, no_model, read_epochs, read_failure
@@ -245,7 +245,10 @@ def map_section(atlas: Atlas | None, reason: str = "") -> Html:
     shown = f"{len(atlas.places):,} of the {atlas.total:,}" if len(atlas.places) < atlas.total else f"{atlas.total:,}"
     likelihood = atlas.typicality != "isolation"
     how = "its negative log-likelihood" if likelihood else "the cosine distance to its nearest neighbours"
-    return fill("map.html", count=shown, most=len(atlas.places) - 1, space=atlas.space, how=how)
+    placed = f"placed by t\u2011SNE of {atlas.space}: images that are near each other look alike to the model"
+    if not mappable(atlas.vectors):
+        placed = "spread out evenly: they are too few for a map, or to a model that has collapsed all the same"
+    return fill("map.html", count=shown, most=len(atlas.places) - 1, placed=placed, how=how)
 
 
 def _ood(folder: RunFolder, there: bool) -> Html:
