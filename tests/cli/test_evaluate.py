@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import vje as package
 from vje.evaluation import evaluate as evaluation
+from vje.evaluation import features
 
 
 @pytest.fixture
@@ -62,7 +64,17 @@ def test_a_collapsed_encoder_is_told(vje, run):
             weights.zero_()
     model.save(run)
     answer = vje("evaluate", run, "--device", "cpu")
-    assert answer.status == 0 and "the encoder has collapsed: to it, all images are nearly the same" in answer.err
+    assert answer.status == 0 and "the encoder has collapsed: to it, all images are the same" in answer.err
+
+
+def test_a_classifier_of_two_classes_has_not_collapsed(vje, run, monkeypatch):
+    """Its embeddings may lie along two directions alone, an effective rank under 2."""
+    two = torch.zeros(60, 2).scatter_(1, (torch.arange(60) % 2)[:, None], 1.0) @ torch.randn(2, 256)
+    original = features.cached_features
+    monkeypatch.setattr(features, "cached_features", lambda *a, **k: replace(original(*a, **k), z=two))
+    answer = vje("evaluate", run, "--device", "cpu")
+    assert answer.status == 0 and "collapsed" not in answer.err
+    assert json.loads((run / "evaluation.json").read_text())["effective_rank"] < 2.0
 
 
 def test_images_of_classes_that_training_did_not_have_are_told(vje, trained, mine, tmp_path, tiny):

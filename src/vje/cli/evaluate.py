@@ -16,9 +16,6 @@ from vje.evaluation.usual import SPACES, USUAL_K
 from vje.runs import RunFolder
 from vje.terminal import print_whole
 
-COLLAPSED = 2.0
-"""Effective rank below which there is next to nothing left to tell images apart by."""
-
 
 @dataclass(frozen=True)
 class Options:
@@ -50,8 +47,6 @@ def run(arguments: list[str]) -> int:
     result = evaluate_run(folder, config, options)
     if "knn" not in result and _had_knn(folder):
         print("the k-NN accuracy that was there goes: it was measured with labels (--labels)", file=sys.stderr)
-    if result["effective_rank"] < COLLAPSED:
-        print("the encoder has collapsed: to it, all images are nearly the same", file=sys.stderr)
     print_table(result)  # first of all: what was computed is seen even if it cannot be kept
     print(f"\nWritten to {folder.write('evaluation', result)}")
     return 0
@@ -68,6 +63,7 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     from vje.build_data import open_splits
     from vje.evaluation.evaluate import check_neighbours, evaluate
     from vje.evaluation.features import weights_fingerprint
+    from vje.reporting.atlas import mappable
 
     subject, recorded = Subject(folder, options.device, options.batch, options.workers), folder.read("data")
     splits = open_splits(config.data, recorded)
@@ -78,7 +74,9 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     for name, source in (("test", splits.test), ("train", splits.bank)):
         if name == "test" or labelled:
             found[name] = subject.features(f"{name} images", source)
-    model = subject.model
+    model, z = subject.model, found["test"].z
+    if len(z) >= 5 and not mappable(z.cpu().numpy()):
+        print("the encoder has collapsed: to it, all images are the same", file=sys.stderr)
     result = evaluate(model, found.get("train"), found["test"], options.k)
     if recorded.get("classes", splits.train.classes) != splits.train.classes and result.pop("classifier", None):
         print("accuracy is left out: the classes are not those of training, so their numbers differ", file=sys.stderr)

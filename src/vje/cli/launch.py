@@ -83,9 +83,9 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
         if loop.world.writes:
             folder.write("failed", {"step": int(loop.step.state.bad_step), "message": str(error)})
         raise
-    except KeyboardInterrupt:  # before the first step; afterwards it is a request to stop
+    except KeyboardInterrupt:  # before the first step, or a second one: the first is a request to stop
         say(console, f"Interrupted. Go on with: {again}")
-        return 130
+        raise
     except WorkerEnded as ended:
         raise WorkerEnded(f"{ended} To go on from the last checkpoint: {again}") from None
     except Stopped as stop:

@@ -62,11 +62,8 @@ class ScoringJob:
         parts = [f"{count['scored']:,} image{'s' * (count['scored'] != 1)} scored"]
         if self.detector.calibration is not None:
             parts.append(f"{count['outliers']:,} of them outliers at a false-alarm rate of {options.alpha:g}")
-        parts += (
-            [f"{count['unreadable']:,} file{'s' * (count['unreadable'] != 1)} unreadable"]
-            if count["unreadable"]
-            else []
-        )
+        if count["unreadable"]:
+            parts.append(f"{count['unreadable']:,} file{'s' * (count['unreadable'] != 1)} unreadable")
         parts += [f"{count['before']:,} were there before"] if count["before"] else []
         say("; ".join(parts) + ("." if options.file is None else f"; written to {options.out}"))
 
