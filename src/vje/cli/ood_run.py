@@ -28,7 +28,6 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     from rich.console import Console
 
     from vje.cli.console import counting
-    from vje.data.views import views
     from vje.environment import environment
     from vje.evaluation.features import weights_fingerprint
     from vje.ood.averaged import mean_scores
@@ -69,7 +68,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
         more = []
         for source in sources:
             with counting(Console(stderr=True), f"{what}, {options.views}") as report:
-                part = mean_scores(model, source, scorer, views(options.views), options.batch, options.workers, report)
+                part = mean_scores(model, source, scorer, options.views, options.batch, options.workers, report)
             more.append(part)
         return found | {f"{name}_{options.views}": x for name, x in joined(more).items()}
 

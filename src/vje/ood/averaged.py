@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
-from vje.data.views import View
+from vje.data.views import Views, views
 from vje.evaluation.features import Report, embed_batch
 from vje.methods.method import Method
 from vje.ood.protocol import Scores, joined
@@ -20,7 +20,7 @@ def mean_scores(
     model: Method,
     source: ImageSource,
     scorer: Callable[[Tensor], Scores],
-    views: Sequence[View],
+    how: Views,
     batch_size: int = 500,
     workers: int = 0,
     report: Report | None = None,
@@ -35,7 +35,7 @@ def mean_scores(
         model: in evaluation mode, with its preprocessing.
         source: the images.
         scorer: scores of embeddings ``[N, D]``.
-        views: what is scored of each image.
+        how: which views of each image are scored.
         batch_size: images at a time.
         workers: threads, or for many files processes, that decode.
         report: told (images done, images in all) after each batch.
@@ -48,9 +48,9 @@ def mean_scores(
     for batch in evaluation_batches(source, model.preprocessing, batch_size, workers):
         images = batch.images.to(device)
         if len(images):
-            waiting.append(torch.stack([embed_batch(model, view(images), target=False)[0] for view in views]))
+            waiting.append(torch.stack([embed_batch(model, view, target=False)[0] for view in views(images, how)]))
         done += len(images) + len(batch.failures)
-        if sum(x.shape[1] for x in waiting) * len(views) >= ROWS:
+        if sum(x[..., 0].numel() for x in waiting) >= ROWS:
             found.append(_scores(model, scorer, waiting))
             waiting = []
         if report is not None:

@@ -15,8 +15,7 @@ from vje.data.batches import evaluation_batches
 from vje.data.decode import read_image, to_mode
 from vje.data.folders import scan_paths
 from vje.data.sources import ArraySource, ImageSource
-from vje.data.views import Views
-from vje.data.views import views as views_named
+from vje.data.views import Views, views
 from vje.errors import UserError
 from vje.evaluation.features import embed_batch, weights_fingerprint
 from vje.likelihood import directional_contributions
@@ -214,8 +213,7 @@ class ImageDetector:
         """The columns of uint8 images that have their final size, each the mean over the views or what says more."""
         model = self.model
         images = images.to(next(model.parameters()).device)
-        views = [view(images) for view in views_named(self.views)]
-        z = torch.stack([embed_batch(model, view, target=False)[0] for view in views])  # [V, B, D]
+        z = torch.stack([embed_batch(model, view, target=False)[0] for view in views(images, self.views)])  # [V, B, D]
         scores = {name: x.mean(0) for name, x in model.score_embeddings(z).items()}
         if len(z) > 1:
             scores |= model.view_scores(z)
