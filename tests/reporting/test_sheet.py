@@ -72,6 +72,20 @@ def test_extremes_are_those_of_a_sorted_list(images):
     assert found.highest() == order[::-1][:high] and found.lowest() == order[:low]
 
 
+def test_of_equals_none_is_both_and_thousands_are_as_few():
+    found, scores = Extremes(3), np.random.default_rng(0).integers(0, 40, 5000)  # many are equal
+    for place, score in enumerate(scores):
+        found.add(float(score), place)
+    falling = sorted(range(5000), key=lambda place: (-scores[place], place))
+    rising = sorted(range(5000), key=lambda place: (scores[place], place))
+    assert found.highest() == [(39.0, place) for place in falling[:3]]
+    assert found.lowest() == [(0.0, place) for place in rising[:3]]
+    same = Extremes(3)
+    for place in range(5):
+        same.add(1.0, place)
+    assert {place for _, place in same.highest()} | {place for _, place in same.lowest()} == set(range(5))
+
+
 def test_a_gallery_has_its_pictures_where_their_words_are(monkeypatch, tmp_path):
     figures = []
     monkeypatch.setattr("vje.reporting.gallery.save_figure", lambda figure, *_: figures.append(figure))

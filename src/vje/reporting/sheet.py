@@ -1,6 +1,5 @@
 """The least and most typical of any number of images, on one sheet."""
 
-import heapq
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,28 +27,24 @@ class Extremes:
     """
 
     def __init__(self, count: int) -> None:
-        self._count, self._seen = count, 0
-        self._high: list[tuple[float, int]] = []  # heaps of (rank, -place): of equals, the first stay
-        self._low: list[tuple[float, int]] = []
+        self._count = count
+        self._found: list[tuple[float, int]] = []
 
     def add(self, score: float, place: int) -> None:
         """Look at one more image."""
-        self._seen += 1
-        for heap, rank in ((self._high, score), (self._low, -score)):
-            heapq.heappush(heap, (rank, -place))
-            if len(heap) > self._count:
-                heapq.heappop(heap)
+        self._found.append((score, place))
+        if len(self._found) > 4 * self._count + 1000:
+            self._found = [*self.lowest(), *self.highest()]
 
     def highest(self) -> list[tuple[float, int]]:
-        """(score, place), the highest first."""
-        found = [(rank, -place) for rank, place in sorted(self._high, reverse=True)]
-        return found[: (self._seen + 1) // 2]
+        """(score, place), the highest first; of equals, the first."""
+        most = min(self._count, (len(self._found) + 1) // 2)
+        return sorted(self._found, key=lambda image: (-image[0], image[1]))[:most]
 
     def lowest(self) -> list[tuple[float, int]]:
         """(score, place), the lowest first; none that is among the highest."""
         high = set(self.highest())
-        found = [(-rank, -place) for rank, place in sorted(self._low, reverse=True)]
-        return [image for image in found if image not in high]
+        return [image for image in sorted(self._found) if image not in high][: self._count]
 
 
 def save_sheet(
