@@ -121,6 +121,11 @@ def test_under_autocast_the_loss_stays_float32(model):
     assert output.embeddings.dtype == torch.float32
 
 
+def test_in_float64_the_loss_is_too(model):
+    views, draws, labels = inputs(model)
+    assert model.double()([view.double() for view in views], draws, labels).loss.dtype == torch.float64
+
+
 def test_a_saved_model_is_the_same_model(model, name, tmp_path):
     views, draws, labels = inputs(model)
     model(views, draws, labels)  # so that running statistics and queues are not as they began

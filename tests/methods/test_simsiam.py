@@ -15,7 +15,7 @@ BATCH, DIM, HIDDEN, BOTTLENECK = 5, 6, 7, 3
 def make(seed=0, **options):
     torch.manual_seed(seed)
     encoder = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(48, DIM)), DIM)
-    model = SimSiam(encoder, **{"hidden": HIDDEN, "layers": 2, "bottleneck": BOTTLENECK, **options})
+    model = SimSiam(encoder, **{"hidden": HIDDEN, "layers": 2, "bottleneck": BOTTLENECK, **options}).double()
     for module in (model.projector, model.predictor):
         for p in module.parameters():
             nn.init.normal_(p, std=0.7)  # batch norms too, so that each is seen to matter
@@ -24,13 +24,13 @@ def make(seed=0, **options):
 
 def two_views(seed=1, side=4, batch=BATCH):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(batch, 3, side, side, generator=generator) for _ in range(2)]
+    return [torch.randn(batch, 3, side, side, generator=generator, dtype=torch.float64) for _ in range(2)]
 
 
 def by_hand(network, x):
     """A head in training mode, in numpy: whitens with the batch's own biased variance."""
     for module in network:
-        p = {name: value.detach().double().numpy() for name, value in module.named_parameters()}
+        p = {name: value.detach().numpy() for name, value in module.named_parameters()}
         if isinstance(module, nn.Linear):
             x = np.stack([p["weight"] @ row for row in x]) + p.get("bias", 0)
         elif isinstance(module, nn.BatchNorm1d):
@@ -41,7 +41,7 @@ def by_hand(network, x):
 
 
 def expected_loss(model, views, joint):
-    z = [model.encoder(view).detach().double().numpy() for view in views]
+    z = [model.encoder(view).detach().numpy() for view in views]
     if joint:
         y = np.split(by_hand(model.projector, np.concatenate(z)), 2)
         p = np.split(by_hand(model.predictor, np.concatenate(y)), 2)
@@ -62,9 +62,9 @@ def test_the_loss_equals_the_slow_reference(batch_norm, layers):
     model, views = make(batch_norm=batch_norm, layers=layers), two_views()
     views[1] = 2 * views[1] + 1  # so that the views' statistics differ
     output = model(views)
-    assert output.loss.item() == pytest.approx(expected_loss(model, views, batch_norm == "joint"), abs=2e-5)
-    assert output.parts["loss"] == output.loss
-    assert torch.equal(output.embeddings, model.encoder(views[0]))
+    assert output.loss.item() == pytest.approx(expected_loss(model, views, batch_norm == "joint"), rel=1e-10)
+    assert output.parts["loss"] == output.loss.float()
+    assert torch.equal(output.embeddings, model.encoder(views[0]).float())
     assert not output.embeddings.requires_grad
 
 
@@ -117,7 +117,7 @@ def test_a_step_trains_every_parameter():
     torch.manual_seed(0)
     model = SimSiam("resnet8", hidden=16, layers=2, bottleneck=8)
     with torch.autocast("cpu", torch.bfloat16):
-        output = model(two_views(side=8, batch=4))
+        output = model([view.float() for view in two_views(side=8, batch=4)])
     output.loss.backward()
     assert output.loss.dtype == output.embeddings.dtype == torch.float32
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from vje.likelihood import at_least_float32
 from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.heads import mlp
@@ -68,7 +69,7 @@ class SimSiam(Method):
         projection = self.apart(self.projector, z)
         prediction = self.apart(self.predictor, projection)
         with torch.autocast(z.device.type, enabled=False):
-            loss = simsiam_loss(prediction.float(), projection.float())
+            loss = simsiam_loss(at_least_float32(prediction), at_least_float32(projection))
         return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
 
     def constant_rate(self) -> Iterable[nn.Parameter]:
