@@ -16,6 +16,7 @@ from vje.networks.encoders import Encoder
 from vje.random import Draws
 
 HEAD = {"hidden": 7, "projection": 4}
+SIAMESE = {"hidden": 7, "layers": 2, "bottleneck": 4}
 CASES = {
     "simclr": ("simclr", HEAD),
     "moco": ("moco", {**HEAD, "queue": 21}),  # no multiple of a batch
@@ -25,6 +26,8 @@ CASES = {
     "vicreg": ("vicreg", {"hidden": 7}),
     "barlow": ("barlow", {"hidden": 7}),
     "lejepa": ("lejepa", {**HEAD, "slices": 16}),
+    "vi-simsiam": ("vi-simsiam", {**SIAMESE, "kappa_from": "embedding"}),
+    "vi-simsiam-projection": ("vi-simsiam", {**SIAMESE, "kappa_from": "projection"}),
 }
 STEPS, BATCH, DIM = 3, 8, 6
 
