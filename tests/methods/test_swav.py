@@ -1,5 +1,6 @@
 """SwAV's assignments and loss against a slow re-implementation in float64."""
 
+import copy
 import math
 
 import numpy as np
@@ -9,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vje.methods.swav import SwAV, sinkhorn, swapped_prediction_loss
+from vje.recipes import load_recipe
+from vje.training.optimizer import build_optimizer
 
 
 def reference_assignments(scores, epsilon, iterations):
@@ -145,6 +148,73 @@ def test_prototypes_stand_still_at_the_start():
         model(two_views(step))  # another micro-batch
         model.after_step(1.0)
     assert model.steps == 4  # optimiser steps alone count
+
+
+def optimizer_of(model, kind=None, weight_decay=None):
+    """That of the recipe for CIFAR, or another."""
+    recipe = load_recipe("cifar10-swav").optimizer
+    decay = recipe.weight_decay if weight_decay is None else weight_decay
+    return build_optimizer(model, kind or recipe.optimizer, torch.tensor(recipe.lr), recipe.sgd_momentum, decay)
+
+
+def take_steps(model, optimizer, steps):
+    """Whole steps, with gradients of two micro-batches; yields the prototypes after each."""
+    for step in steps:
+        optimizer.zero_grad()
+        for part in range(2):
+            model(two_views(2 * step + part)).loss.backward()
+        optimizer.step()
+        model.after_step(1.0)
+        yield model.prototype_weights.detach().clone()
+
+
+def turned(a, b):
+    """The largest angle between rows, in degrees."""
+    a, b = (x.double() / x.double().norm(dim=1, keepdim=True) for x in (a, b))
+    return np.degrees(2 * np.arcsin((a - b).norm(dim=1).max().item() / 2))
+
+
+def test_the_recipes_optimizer_does_not_turn_frozen_prototypes():
+    model = make(frozen_steps=12)
+    optimizer, before = optimizer_of(model), model.prototype_weights.detach().clone()
+    decay = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert isinstance(optimizer, torch.optim.Adam) and decay[model.prototype_weights] > 0  # which alone turns them
+    assert all(torch.equal(after, before) for after in take_steps(model, optimizer, range(12)))
+    *_, after = take_steps(model, optimizer, range(12, 15))
+    assert turned(before, after) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adam", "adamw"])
+def test_no_optimizer_moves_frozen_prototypes_even_with_momentum(kind):
+    model = make(frozen_steps=3)
+    optimizer, before = optimizer_of(model, kind, weight_decay=0.1), model.prototype_weights.detach().clone()
+    moments = optimizer.state[model.prototype_weights]
+    moments["exp_avg" if kind.startswith("adam") else "momentum_buffer"].normal_()
+    assert all(torch.equal(after, before) for after in take_steps(model, optimizer, range(3)))
+    (after,) = take_steps(model, optimizer, [3])
+    assert turned(before, after) > 0
+
+
+def test_prototypes_that_were_loaded_are_frozen_as_they_were_loaded():
+    one = make(frozen_steps=4)
+    optimizer = optimizer_of(one)
+    *_, before = take_steps(one, optimizer, range(2))
+    other = make(frozen_steps=4)
+    with torch.no_grad():
+        other.prototype_weights.normal_()
+    other.load_state_dict(one.state_dict())
+    resumed = optimizer_of(other)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert all(torch.equal(after, before) for after in take_steps(other, resumed, range(2, 4)))
+    *_, after = take_steps(other, resumed, range(4, 6))
+    *_, expected = take_steps(one, optimizer, range(2, 6))
+    assert torch.equal(after, expected) and not torch.equal(after, before)
+
+
+def test_what_is_saved_is_the_prototypes_and_the_count_alone():
+    """Files from before prototypes were put back can still be loaded."""
+    own = {name for name in make().state_dict() if not name.startswith(("encoder.", "projector."))}
+    assert own == {"prototype_weights", "steps"}
 
 
 def test_under_autocast_the_loss_is_float32():

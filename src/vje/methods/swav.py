@@ -87,6 +87,7 @@ class SwAV(Method):
     """
 
     steps: Tensor
+    held: Tensor
 
     across_images: ClassVar[bool] = True
 
@@ -118,10 +119,13 @@ class SwAV(Method):
         self.projector = mlp([self.encoder.dim, hidden, projection])
         self.prototype_weights = nn.Parameter(normalize(torch.randn(prototypes, projection), dim=1))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("held", self.prototype_weights.detach().clone(), persistent=False)  # as before the step
 
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Loss of a pair of views."""
         two_views(self, views)
+        if self.training:
+            self.held.copy_(self.prototype_weights.detach())
         z = self.encode(self.encoder, views)  # [2B, D]
         projected = self.apart(self.projector, z)
         with torch.autocast(z.device.type, enabled=False):
@@ -132,11 +136,20 @@ class SwAV(Method):
         return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
 
     def after_step(self, momentum: float | Tensor) -> None:
-        """Count, for the prototypes' sake."""
+        """Put frozen prototypes back, and count.
+
+        Without a gradient they still move: by weight decay, which Adam divides by its own size coordinate by coordinate
+        and so turns them, and by what momentum has left.
+        """
+        with torch.no_grad():
+            weights = self.prototype_weights
+            weights.copy_(torch.where(self._frozen(), self.held, weights))
         self.steps.add_(1)
+
+    def _frozen(self) -> Tensor:
+        return self.steps < self.frozen_steps
 
     def _directions(self) -> Tensor:
         """Unit prototypes ``[K, P]``, without gradients while they are frozen."""
         weights = self.prototype_weights
-        # Weight decay still reaches frozen weights; it changes their length, which does not count.
-        return normalize(torch.where(self.steps < self.frozen_steps, weights.detach(), weights), dim=1)
+        return normalize(torch.where(self._frozen(), weights.detach(), weights), dim=1)
