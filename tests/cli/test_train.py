@@ -83,23 +83,23 @@ def test_a_run_that_is_being_trained_is_not_resumed_but_may_be_evaluated(vje, in
 
 
 @pytest.mark.parametrize(
-    ("method", "name", "short"),
+    ("method", "own"),
     [
-        ("vje", "variance", "variance"),
-        ("vi-simsiam", "kappa", "kappa"),
-        ("vssl", "posterior_variance", "variance"),
-        ("simsiam", None, None),
+        ("vje", {"variance": "variance"}),
+        ("vi-simsiam", {"-ELBO": "loss_nats", "kappa": "kappa"}),
+        ("vssl", {"variance": "posterior_variance"}),
+        ("simsiam", {}),
     ],
 )
-def test_the_line_of_an_epoch_has_what_tells_most(vje, tiny_npz, tiny, tmp_path, method, name, short):
+def test_the_line_of_an_epoch_has_what_tells_most(vje, tiny_npz, tiny, tmp_path, method, own):
     run = tmp_path / "run"
     answer = vje("train", "folder", "--method", method, "--data", tiny_npz, "--out", run, *tiny, "--epochs", "1")
     assert answer.status == 0, answer.err
     record = json.loads((run / "metrics.jsonl").read_text())
     (line,) = (line for line in answer.out.splitlines() if line.startswith("epoch 1 "))
     assert f"loss {record['loss']:.2f}  " in line
-    between = line.split("  rank ")[0].split("  ")
-    assert between[-1] == (f"{short} {record[name]:.3f}" if name else f"loss {record['loss']:.2f}")
+    shown = [f"{short} {record[name]:.3f}" for short, name in own.items()] or [f"loss {record['loss']:.2f}"]
+    assert line.split("  rank ")[0].split("  ")[-len(shown) :] == shown
 
 
 def test_a_compiler_that_fails_is_told_and_training_goes_on(vje, tiny_npz, tiny, tmp_path, monkeypatch):

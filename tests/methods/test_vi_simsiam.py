@@ -250,8 +250,27 @@ def test_the_loss_equals_the_slow_reference(kl_weight, kappa_from):
         for mean, theirs in zip(means, y[::-1], strict=True)
     ]
     expected = {"ps_nll": nll.mean(), "kl": divergence.mean(), "kappa": kappa.mean(), "cosine": np.mean(cosines)}
+    expected["loss_nats"] = nll.mean() + kl_weight * divergence.mean()
     assert {name: output.parts[name].item() for name in expected} == pytest.approx(expected, rel=1e-5)
     assert not any(value.requires_grad for value in output.parts.values())
+
+
+def test_the_loss_in_nats_falls_where_the_loss_rises_as_directions_are_learnt():
+    """Most of the loss is the logarithm of the sphere's area, -344 at D = 256, and it is divided by kappa."""
+    torch.manual_seed(0)
+    encoder, views = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(48, DIM)), DIM), two_views(batch=32)
+    model = VISimSiam(encoder, hidden=256, layers=2, bottleneck=32, kappa_from="embedding").double()
+    views[1] = views[0] + 0.1 * views[1]
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
+    for _ in range(101):
+        optimizer.zero_grad()
+        output = model(views)
+        output.loss.backward()
+        optimizer.step()
+        found.append({name: x.item() for name, x in output.parts.items()})
+    nats, loss, cosine = ([parts[name] for parts in found[25::25]] for name in ("loss_nats", "loss", "cosine"))
+    assert nats == sorted(nats, reverse=True) and cosine == sorted(cosine)
+    assert loss[-1] > loss[0] + 1
 
 
 @pytest.mark.parametrize("kappa_from", ["projection", "embedding"])

@@ -330,7 +330,7 @@ def test_curves_and_table_call_a_number_the_same(tmp_path, reported):
     named = {title[:1].lower() + title[1:] for title, _ in rows} | {title for title, _ in rows}
     assert drawn - {"loss"} <= named and "Power-Spherical NLL" in drawn
     assert [panel["title"] for panel in panels] == [
-        "Loss",
+        "Loss in units of kappa (may rise)",
         "Terms of the loss",
         "Concentration kappa",
         "Cosine to the prediction",

@@ -17,7 +17,9 @@ Taken here where the paper leaves it open:
 - The loss is divided by the batch's mean kappa, as a constant. The gradient of a direction is in proportion to kappa:
   a thousand times SimSiam's in the end, and next to none early on, when a small kappa keeps directions from being
   learnt and they it from rising (on the digits, training stayed there). Divided, images and terms keep their weights
-  relative to each other, and SimSiam's learning rates serve.
+  relative to each other, and SimSiam's learning rates serve. What is divided is negative, by the logarithm of the
+  sphere's area (-4900 at D = 2048), so as kappa grows the loss may rise while the ELBO does too: ``loss_nats`` is the
+  one to follow.
 """
 
 import math
@@ -142,6 +144,8 @@ class VISimSiam(Method):
 
     across_images: ClassVar[bool] = True  # the batch's mean concentration is what the loss is divided by
     quantities: ClassVar[Mapping[str, Quantity]] = {
+        "loss": Quantity("loss in units of kappa (may rise)", "over the mean kappa: nearer to 0 as it grows"),
+        "loss_nats": Quantity("loss in nats", "negative ELBO, KL as weighted: falls in training", "-ELBO"),
         "kappa": Quantity("concentration kappa", "larger: surer of the direction", "kappa"),
         "ps_nll": Quantity("Power-Spherical NLL", "of the direction; small is typical"),
         "kl": Quantity("KL (nats)", "information over no prediction"),
@@ -186,9 +190,11 @@ class VISimSiam(Method):
             other = at_least_float32(projection.detach()).roll(len(views[0]), 0)
             nll = -power_spherical_log_prob(other, prediction, kappa)
             kl = power_spherical_kl_uniform(kappa, self.hidden)
-            loss = (nll + self.kl_weight * kl).mean() / gathered(kappa).mean()
-            parts = {"ps_nll": nll, "kl": kl, "kappa": kappa, "cosine": cosine_similarity(prediction, other, dim=1)}
-        return StepOutput(loss, report(loss, **parts), z[: len(views[0])].detach().float())
+            nats = nll + self.kl_weight * kl
+            loss = nats.mean() / gathered(kappa).mean()
+            cosine = cosine_similarity(prediction, other, dim=1)
+        parts = report(loss, loss_nats=nats, ps_nll=nll, kl=kl, kappa=kappa, cosine=cosine)
+        return StepOutput(loss, parts, z[: len(views[0])].detach().float())
 
     def constant_rate(self) -> Iterable[nn.Parameter]:
         """The predictor's parameters, as SimSiam's authors found best; the concentration's settle with the rest."""

@@ -49,7 +49,7 @@ def curve_panels(records: Sequence[Mapping[str, Any]], method: type[Method] = Me
     >>> curve_panels([{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": "nan"}])
     [{'title': 'Loss', 'lines': [{'name': 'loss', 'x': [1, 2], 'y': [2.0, None]}]}]
     """
-    titles = list(PANELS.items())
+    titles = [(titled(method, "loss") if "loss" in keys else title, keys) for title, keys in PANELS.items()]
     titles[FIRST:FIRST] = _own_panels(records, method)
     panels = []
     for title, keys in titles:
