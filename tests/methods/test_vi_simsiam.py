@@ -1,5 +1,6 @@
 """The Power-Spherical distribution by quadrature and sampling, and VI-SimSiam against a slow re-implementation."""
 
+import json
 import math
 from decimal import Decimal
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import nn
 
+import vje
+from vje.config import read_config, to_dict
 from vje.methods.vi_simsiam import (
     KAPPA_FLOOR,
     VISimSiam,
@@ -20,6 +23,7 @@ from vje.methods.vi_simsiam import (
     squareplus,
 )
 from vje.networks.encoders import Encoder
+from vje.recipes import load_recipe
 
 BATCH, DIM, HIDDEN, BOTTLENECK = 5, 6, 9, 4
 
@@ -416,6 +420,26 @@ def test_the_embeddings_concentration_is_one_linear_layer():
     assert [(x.in_features, x.out_features) for x in layers] == [(DIM, 1)] and layers[0].bias is not None
     with pytest.raises(ValueError, match="projection, embedding, got 'z'"):
         make(kappa_from="z")
+
+
+@pytest.mark.parametrize("data", ["digits", "cifar10", "folder", "imagenet1k"])
+def test_recipes_take_the_embedding_and_a_config_from_before_there_was_a_choice_the_projection(data):
+    config = load_recipe(data, "vi-simsiam")
+    assert config.settings.kappa_from == "embedding"
+    stored = to_dict(config)
+    del stored["vi-simsiam"]["kappa_from"]
+    assert read_config(stored, "config.json").settings.kappa_from == "projection"
+
+
+def test_a_model_from_before_there_was_a_choice_has_its_concentration_from_the_projection(tmp_path):
+    torch.manual_seed(0)
+    old = VISimSiam("resnet8", hidden=8, layers=2, bottleneck=4, kappa_from="projection")
+    file = old.save(tmp_path).with_suffix(".json")
+    description = json.loads(file.read_text())
+    del description["hyperparameters"]["kappa_from"]
+    file.write_text(json.dumps(description))
+    loaded, z = vje.load(tmp_path / "model.safetensors"), torch.rand(3, 256)
+    torch.testing.assert_close(loaded.statistics(z)["kappa"], old.eval().statistics(z)["kappa"])
 
 
 @pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
