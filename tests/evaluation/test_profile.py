@@ -1,4 +1,4 @@
-"""Costs against arithmetic by hand, torch's own counter and the paper's table."""
+"""Costs against arithmetic by hand and torch's own counter; the paper's table is in ``tests/cli/test_profile.py``."""
 
 import pytest
 import torch
