@@ -168,52 +168,11 @@ def build_loop(
 ) -> Loop:
     """Everything a config describes, ready to train."""
     torch.manual_seed(config.run.seed)
-    labels = data.splits.train.labels
-    needed = find_method(config.method).needs_labels
-    classes = _classes(labels) if needed and labels is not None else None
-    method = build_method(config, data.preprocessing, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if config.run.sync_batch_norm and method.groups > 1:
-        raise UserError(
-            f"--groups {method.groups} keeps parts of a batch apart in batch norm, and --sync-batch-norm puts those of "
-            "all processes together: use --no-sync-batch-norm, or --groups 1."
-        )
-    if config.run.sync_batch_norm and world.size > 1:
-        method = nn.SyncBatchNorm.convert_sync_batchnorm(method)
+    method = _trained_method(config, data, device, world)
     settings = config.optimizer
-    share = world.share(settings.batch)
-    batches = _build_batches(config, data, device, world, share)
-    steps = settings.epochs * batches.steps_per_epoch
-    span = settings.span * batches.steps_per_epoch
-    warmup = round(settings.warmup * batches.steps_per_epoch)
-    rates = warmup_cosine(settings.lr, span, warmup).to(device)
-    options = step_options(config, device, world, share, steps)
-    _check_groups(method, share // settings.accumulate)
-    start = method.target_momentum
-    momenta = cosine_to_one(start, span) if method.momentum_rises else torch.full((span,), start)
-    unused = method.leaves_unused()
-    wrapped = DistributedDataParallel(method, find_unused_parameters=unused) if world.size > 1 else None
-    step = TrainStep(
-        method=method,
-        optimizer=build_optimizer(
-            method,
-            settings.optimizer,
-            torch.tensor(settings.lr, device=device),
-            settings.sgd_momentum,
-            settings.weight_decay,
-            method.constant_rate(),
-            settings.lars_trust,
-            settings.lars_limit,
-        ),
-        batches=batches,
-        views=Views(build_augmentations(config.augment, config.data.size)[: method.views], data.preprocessing),
-        learning_rates=rates,
-        momenta=momenta.to(device),
-        seed=config.run.seed,
-        options=options,
-        wrapped=wrapped,
-    )
+    batches = _build_batches(config, data, device, world, world.share(settings.batch))
     return Loop(
-        step=step,
+        step=_build_step(config, data, device, world, method, batches),
         batches=batches,
         epochs=settings.epochs,
         world=world,
@@ -230,6 +189,55 @@ def build_loop(
         check_every=25 if device.type == "cuda" and data.resident is not None else 1,
         checkpoint_epochs=config.run.checkpoint_epochs,
         checkpoint_seconds=config.run.checkpoint_seconds,
+    )
+
+
+def _trained_method(config: Config, data: Data, device: torch.device, world: World) -> Method:
+    """The method on the device, with batch norm over all processes if so wanted."""
+    labels = data.splits.train.labels
+    needed = find_method(config.method).needs_labels
+    classes = _classes(labels) if needed and labels is not None else None
+    method = build_method(config, data.preprocessing, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if not config.run.sync_batch_norm:
+        return method  # type: ignore[no-any-return]
+    if method.groups > 1:
+        raise UserError(
+            f"--groups {method.groups} keeps parts of a batch apart in batch norm, and --sync-batch-norm puts those of "
+            "all processes together: use --no-sync-batch-norm, or --groups 1."
+        )
+    return nn.SyncBatchNorm.convert_sync_batchnorm(method) if world.size > 1 else method  # type: ignore[no-any-return]
+
+
+def _build_step(
+    config: Config, data: Data, device: torch.device, world: World, method: Method, batches: Batches
+) -> TrainStep:
+    """The step with its schedules, which may be those of a longer run."""
+    settings, start = config.optimizer, method.target_momentum
+    span = settings.span * batches.steps_per_epoch
+    warmup = round(settings.warmup * batches.steps_per_epoch)
+    momenta = cosine_to_one(start, span) if method.momentum_rises else torch.full((span,), start)
+    share, unused = world.share(settings.batch), method.leaves_unused()
+    options = step_options(config, device, world, share, settings.epochs * batches.steps_per_epoch)
+    _check_groups(method, share // settings.accumulate)
+    return TrainStep(
+        method=method,
+        optimizer=build_optimizer(
+            method,
+            settings.optimizer,
+            torch.tensor(settings.lr, device=device),
+            settings.sgd_momentum,
+            settings.weight_decay,
+            method.constant_rate(),
+            settings.lars_trust,
+            settings.lars_limit,
+        ),
+        batches=batches,
+        views=Views(build_augmentations(config.augment, config.data.size)[: method.views], data.preprocessing),
+        learning_rates=warmup_cosine(settings.lr, span, warmup).to(device),
+        momenta=momenta.to(device),
+        seed=config.run.seed,
+        options=options,
+        wrapped=DistributedDataParallel(method, find_unused_parameters=unused) if world.size > 1 else None,
     )
 
 
