@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,6 +189,27 @@ def test_a_profile_that_cannot_be_made_again_keeps_its_counts(tmp_path, vje, mon
     answer = vje("reproduce", "compute", "--out", tmp_path)
     assert answer.status == 1 and "Missing, vje profile failed: no memory: profile." in answer.out
     assert read_json(tmp_path / "compute.json")["rows"][0]["cells"][0]["ours"]["mean"] == 3.4
+
+
+def test_a_table_is_not_replaced_by_an_emptier_one_and_others_are_written(tmp_path, vje):
+    write_json(tmp_path / "profile.json", {"methods": {"vje": MEASURED}, "environment": {}})
+    command = ["reproduce", "compute", "isotropic", "--table-only", "--out", tmp_path]
+    assert vje(*command).status == 0
+    before = [(tmp_path / f"compute.{kind}").read_bytes() for kind in ("md", "json")]
+    (tmp_path / "profile.json").unlink()
+    (tmp_path / "isotropic.md").unlink()
+    answer = vje(*command)
+    assert answer.status == 1 and f"vje: {tmp_path / 'compute.json'} is left as it was" in answer.err
+    assert "not there now: head parameters, M, VJE; speed, SimSiam = 1, VJE; peak memory" in answer.err
+    assert [(tmp_path / f"compute.{kind}").read_bytes() for kind in ("md", "json")] == before
+    assert (tmp_path / "isotropic.md").exists()
+
+
+def test_the_profile_of_the_results_makes_their_table(tmp_path, vje):
+    there = Path(__file__).parents[2] / "results" / "reproduce"
+    (tmp_path / "profile.json").write_bytes((there / "profile.json").read_bytes())
+    assert vje("reproduce", "compute", "--table-only", "--out", tmp_path).status == 0
+    assert read_json(tmp_path / "compute.json")["rows"] == read_json(there / "compute.json")["rows"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from vje.config import to_dict
+from vje.errors import UserError
 from vje.experiments import load_experiment
 from vje.experiments.grid import Scale
 from vje.experiments.plan import plan
@@ -180,6 +181,25 @@ def test_curves_are_means_over_seeds(tmp_path, declared):
     assert "![curves](mine.png)" in page
     files, _, page = make(experiment, tmp_path, Scale(seeds=1))
     assert files[-1].name == "mine_s1.png" and "![curves](mine_s1.png)" in page
+
+
+@pytest.mark.parametrize("text", [TABLE, CURVES])
+def test_what_is_written_is_not_replaced_by_what_has_less(tmp_path, declared, text):
+    fill(tmp_path, experiment := declared(text))
+    files, _, _ = make(experiment, tmp_path)
+    before = [file.read_bytes() for file in files]
+    moved = [(tmp_path / name, tmp_path / "away" / name) for name in ("digits_e2_s0", "digits_e2_s1")]
+    (tmp_path / "away").mkdir()
+    for place, away in moved:
+        place.rename(away)
+    with pytest.raises(UserError, match=r"mine.json is left as it was.* (1, k-NN; 1, mean \| both|KL, digits, all)\."):
+        make(experiment, tmp_path)
+    assert [file.read_bytes() for file in files] == before
+    files[1].unlink()  # as the message says
+    assert make(experiment, tmp_path)[0][1].read_bytes() != before[1]
+    for place, away in moved:
+        away.rename(place)
+    assert [file.read_bytes() for file in make(experiment, tmp_path)[0][:2]] == before[:2]
 
 
 def test_a_figure_has_panels_for_what_was_begun(tmp_path, declared, monkeypatch):

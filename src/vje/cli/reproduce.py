@@ -1,6 +1,7 @@
 """``vje reproduce NAME``: make a table or figure of the paper, from its runs to the comparison with the paper."""
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -120,8 +121,13 @@ def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, c
             runner.failures |= {"profile": trouble} if trouble else {}
     for experiment in experiments:
         jobs = plan(experiment, scale, options.out, options.data_dir, thorough=True)
-        files = write(experiment, scale, jobs, runner.failures, options.out, console, options.note)
-        print(f"Written to {' and '.join(map(str, files))}")
+        try:
+            files = write(experiment, scale, jobs, runner.failures, options.out, console, options.note)
+        except UserError as error:  # other tables are written all the same
+            print(f"vje: {error}", file=sys.stderr)
+            runner.failures[experiment.name] = str(error)
+        else:
+            print(f"Written to {' and '.join(map(str, files))}")
     if runner.stopped:
         print("Stopped; nothing finished is lost. The same command goes on from there.")
         return 130

@@ -2,16 +2,19 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from vje.errors import UserError
 from vje.experiments import Experiment
 from vje.experiments.check import PICTURES
 from vje.experiments.grid import Scale
 from vje.experiments.plan import Job
 from vje.experiments.table import (
+    SHOWN,
     Found,
     Missing,
     Results,
@@ -38,7 +41,7 @@ def write(
     console: Console,
     own: Sequence[str] = (),
 ) -> list[Path]:
-    """Make the table or figure from what the runs have, print it, and write it.
+    """Make the table or figure from what the runs have, print it, and write it; none that has more is replaced.
 
     Args:
         experiment: which.
@@ -70,9 +73,34 @@ def write(
     record |= {"notes": notes, **content.get("data", {}), "made": made}
     _print(experiment, scaled, content, notes, console)
     files = [out / f"{file.name}.md", out / f"{file.name}.json", *content.get("pictures", [])]
+    _check_kept(files[1], record)
+    if "draw" in content:
+        content["draw"]()
     write_atomically(files[0], _page(experiment, scaled, content, notes).encode())
     write_json(files[1], record)
     return files
+
+
+def _check_kept(file: Path, record: Mapping[str, Any]) -> None:
+    """Refuse to replace a table or a figure by one that lacks numbers of it."""
+    before, now = _counts(read_json(file)) if file.exists() else {}, _counts(record)
+    lost = [name for name, count in before.items() if now.get(name, count) < count]
+    if lost:
+        more = f"; and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        raise UserError(
+            f"{file} is left as it was, as numbers that it has are not there now: {'; '.join(lost[:SHOWN])}{more}. "
+            "Bring back what they are read from, or move the file away to have it written without them."
+        )
+
+
+def _counts(record: Mapping[str, Any]) -> dict[str, int]:
+    """How many numbers of ours each cell of a table has, and each line of a figure."""
+    cells = {
+        f"{row['name']}, {column}": len(cell["ours"]["values"]) if cell["ours"] else 0
+        for row in record.get("rows", ())
+        for column, cell in zip(record["columns"], row["cells"], strict=True)
+    }
+    return cells | {", ".join((x["panel"], x["column"], x["line"])): len(x["points"]) for x in record.get("series", ())}
 
 
 def _table(experiment: Experiment, results: Results) -> dict[str, Any]:
@@ -104,13 +132,13 @@ def _figure(experiment: Experiment, results: Results, place: Path) -> dict[str, 
     }
     columns, strips = [column.name for column in experiment.columns], [strip.name for strip in experiment.strips]
     begun = [name for name in columns if any(points for strip in strips for points in curves[strip, name].values())]
-    save_panels(file, begun or columns, strips, curves)  # what is missing is named below the picture
+    draw = partial(save_panels, file, begun or columns, strips, curves)  # what is missing is named below the picture
     series = [
         {"panel": strip, "column": column, "line": name, "points": points}
         for (strip, column), panel in curves.items()
         for name, points in panel.items()
     ]
-    return {"pictures": [file], "data": {"series": series}}
+    return {"pictures": [file], "data": {"series": series}, "draw": draw}
 
 
 def _curve(cell: Any, value: tuple[str, ...], results: Results) -> list[Point]:
