@@ -116,6 +116,25 @@ def test_the_list_has_whole_tables_or_else_the_smaller_ones(tmp_path, vje):
     assert table.count("whole") == 1 and below == f"{tmp_path}.\n"
 
 
+@pytest.mark.parametrize(
+    ("finished", "diverged", "cells", "words"),
+    [
+        ("ab", "c", [{"ours": {"mean": 1.0}}], "3 of 4 runs"),
+        ("abc", "d", [{"ours": {"mean": 1.0}}, {"ours": None}, {"ours": None, "quoted": "others"}], "1 of 2 cells"),
+        ("abc", "d", [{"ours": {"mean": 1.0}}, {"ours": None, "diverged": 1}], "whole"),
+    ],
+)
+def test_the_list_says_how_much_of_a_table_is_there(tmp_path, vje, finished, diverged, cells, words):
+    made = {"wanted": 4, "runs": list(finished), "diverged": list(diverged)}
+    for name, scaled in (("isotropic", ""), ("nu-sweep_s1", "1 seed")):
+        record = {"scaled": scaled, "rows": [{"name": "1", "cells": cells}], "made": made}
+        write_json(tmp_path / f"{name}.json", record)
+    out = vje("reproduce", "--list", "--out", tmp_path, "--data-dir", tmp_path).out
+    table = " ".join(out.partition("Looked in ")[0].split())
+    assert table.count(words) == (1 if words == "whole" else 2) and table.count("whole") == words.count("whole")
+    assert "1 seed" + ("" if words == "whole" else f", {words}") in table
+
+
 def test_the_list_says_where_it_looked_in_vain(tmp_path, vje):
     said = vje("reproduce", "--list", "--out", tmp_path / "none").out
     assert f"Looked in {tmp_path / 'none'}, where nothing was found; --out FOLDER looks elsewhere." in said

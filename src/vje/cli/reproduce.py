@@ -4,7 +4,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -212,10 +212,22 @@ def _progress(experiment: Experiment, options: Options, scale: Scale) -> tuple[s
 
 
 def _written(name: str, out: Path) -> str:
-    """How much of a table was written: the whole, or else which smaller ones."""
+    """How much of a table was written: of the whole one, or else of the smaller ones."""
     from vje.runs import read_json
 
     scale = re.compile(r"(_e\d+)?(_s\d+)?")
     files = [file for file in sorted(out.glob(f"{name}*.json")) if scale.fullmatch(file.stem.removeprefix(name))]
     whole = out / f"{name}.json"
-    return "; ".join(read_json(file).get("scaled") or "whole" for file in ([whole] if whole in files else files))
+    records = map(read_json, [whole] if whole in files else files)
+    return "; ".join(", ".join(filter(None, [x.get("scaled"), _lacking(x)])) or "whole" for x in records)
+
+
+def _lacking(record: dict[str, Any]) -> str:
+    """How much of a table is there, in words; empty if all is: runs that diverged are no less."""
+    made = record.get("made", {"wanted": 0})
+    there = len([*made.get("runs", ()), *made.get("diverged", ())])
+    if there < made["wanted"]:
+        return f"{there} of {made['wanted']} runs"
+    cells = [cell for row in record.get("rows", ()) for cell in row["cells"] if "quoted" not in cell]
+    filled = sum(bool(cell["ours"]) or "diverged" in cell for cell in cells)
+    return f"{filled} of {len(cells)} cells" if filled < len(cells) else ""
