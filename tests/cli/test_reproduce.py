@@ -90,6 +90,14 @@ def test_stopping_loses_nothing_and_a_second_call_completes(tmp_path, declaratio
     assert read_json(out / "pair_e6.json")["notes"][-3:-1] == ["Two of ten digits.", "On a train."]
 
 
+@pytest.mark.parametrize("jobs", [1, 2, 9])
+def test_a_dry_run_says_how_long_the_jobs_asked_for_may_take(tmp_path, declaration, vje, jobs):
+    """13 epochs of 50,000 images at 10,000 a second, which is assumed."""
+    dry = vje("reproduce", declaration, "--dry-run", "--jobs", jobs, "--out", tmp_path / "out")
+    share = ", 2 side by side between 32s (if none slows another) and that" if jobs > 1 else ""
+    assert f"2 of 2 runs to train: about 1m05s one after another{share}, without starting up" in dry.out
+
+
 def test_nothing_is_planned_with_torch(tmp_path):
     write_json(tmp_path / "profile.json", {"methods": {"vje": COUNTED}, "environment": {}})
     code = (

@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
             _print_plan(experiment, jobs, options.out, scale, console)
         jobs = plan_all(experiments, scale, options.out, options.data_dir)
         _print_missing_sets(jobs, options, console)
-        _print_estimate(jobs, options.out, console)
+        _print_estimate(jobs, options, console)
         return 0
     return _make(experiments, options, scale, console)
 
@@ -149,16 +149,20 @@ def _print_plan(experiment: Experiment, jobs: list[Job], out: Path, scale: Scale
     _print_obstacles(jobs, console)
 
 
-def _print_estimate(jobs: list[Job], out: Path, console: "Console") -> None:
-    seconds, assumed = estimate(jobs, out)
+def _print_estimate(jobs: list[Job], options: Options, console: "Console") -> None:
+    seconds, assumed = estimate(jobs, options.out)
     left = sum("train" in job.steps and not job.obstacle for job in jobs)
-    needed = f": about {duration(seconds)} one after another, without starting up and evaluations" if left else ""
+    together, needed = min(options.jobs, left), ""
+    if left:
+        share = f", {together} side by side between {duration(seconds / together)} (if none slows another) and that"
+        needed = f": about {duration(seconds)} one after another{share if together > 1 else ''}, "
+        needed += "without starting up and evaluations"
     say(console, f"{left} of {len(jobs)} runs to train{needed}.")
     if assumed:
         say(
             console,
-            f"Speeds are of finished runs in {out}, but assumed for want of them for {', '.join(sorted(assumed))} "
-            "(one H200; 30,000 images/s on CIFAR, a guess for larger images).",
+            f"Speeds are of finished runs in {options.out}, but assumed for want of them for "
+            f"{', '.join(sorted(assumed))} (one H200; 30,000 images/s on CIFAR, a guess for larger images).",
             "dim",
         )
 
