@@ -12,9 +12,10 @@
       checkpoints/         the last few states of training
       model.safetensors    the trained model, and model.json, its description
       evaluation.json      what `vje evaluate` found
-      probe.json           what `vje probe` found
+      probe.json           what `vje probe` found; probe-earlier/, with other settings
       geometry.json        what `vje geometry` found, with its figures beside it
-      ood.json             what `vje ood` found, with its figures and the curves in ood-curves.json beside it
+      ood.json             what `vje ood` found, with its figures and the curves in ood-curves.json beside it;
+                           ood-earlier/, on other images
       report.html          the page that `vje report` makes of it all
       calibration.safetensors    held-out scores that `vje calibrate` keeps for p-values
       cache/               features, by weights and data
@@ -26,9 +27,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,31 @@ class RunFolder:
         write_json(file, value)
         return file
 
+    def set_aside(self, name: str, data: str, key: Any, beside: Sequence[str] = ()) -> Path:
+        """Move ``RUN/<name>.json``, and files beside it, out of the way of new ones, into ``RUN/<name>-earlier``.
+
+        The result is the last to go: if this is interrupted, the next time does the rest.
+
+        Args:
+            name: of the result.
+            data: that it is on.
+            key: which result it is: a later one with the same key takes its place.
+            beside: names of files that belong to it; those that are not there are passed over.
+
+        Returns:
+            The folder that they are in now.
+        """
+        place = self.path / f"{name}-earlier" / f"{Path(data).stem or 'images'}-{digest(key)[:8]}"
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            for file in (self.path / file for file in (*beside, f"{name}.json")):
+                if file.exists():
+                    file.replace(place / file.name)
+        except OSError as error:
+            files = f"{name}.json and its figures" if beside else f"{name}.json"
+            raise cannot_write(f"to {place}", error, f"move {files} away yourself") from None
+        return place
+
     def metrics(self) -> list[dict[str, Any]]:
         """The epochs recorded so far."""
         return list(_read_lines(self.metrics_file))
@@ -226,6 +253,11 @@ def _is_free(folder: Path) -> bool:
     """Whether a folder is empty, or has only what a run that ended before it began leaves behind."""
     content = [entry for entry in folder.iterdir() if entry != RunFolder(folder).lock_file]
     return not content or (content == [folder / "checkpoints"] and not any(content[0].iterdir()))
+
+
+def digest(value: Any) -> str:
+    """Identifies a value that JSON can say."""
+    return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -145,14 +145,30 @@ OTHERS = {
 def test_what_cannot_stand_beside_the_new_is_named(vje, run, trained, name):
     words, reason = OTHERS[name]
     assert vje("probe", run, *QUICK, "--space", "all").status == 0
+    whole = (run / "probe.json").read_bytes()
     before = read(run)["spaces"]
     with np.load(trained[1]) as arrays:
         np.savez(run / "other.npz", **dict(arrays) | {"test_labels": arrays["test_labels"][::-1]})
     answer = vje("probe", run, *QUICK, *(word.format(run) for word in words), "--space", "mean")
     assert answer.status == 0, answer.err
     assert f"Replaced: what earlier calls found (z {before['z']['top1']:.2f}% top-1, the posterior mean" in answer.out
-    assert f", as {reason}" in answer.out
+    (earlier,) = (run / "probe-earlier").glob("*/*")
+    assert f"; now in {earlier}), as {reason}" in answer.out
+    assert earlier.read_bytes() == whole and earlier.name == "probe.json"
     assert list(read(run)["spaces"]) == ["mean"] and "top1" not in read(run)
+
+
+def test_results_of_other_settings_are_kept_however_often_these_change(vje, run):
+    found = []
+    for space, epochs in (("z", 3), ("mean", 2), ("mean", 3), ("mean", 2)):
+        assert vje("probe", run, *QUICK, "--epochs", epochs, "--space", space).status == 0
+        found.append((run / "probe.json").read_bytes())
+    assert {file.read_bytes() for file in (run / "probe-earlier").glob("*/probe.json")} == set(found[:3])
+    (run / "probe-earlier").rename(run / "away")
+    (run / "probe-earlier").touch()
+    answer = vje("probe", run, *QUICK)
+    assert answer.status == 2 and "move probe.json away yourself" in answer.err
+    assert (run / "probe.json").read_bytes() == found[3]
 
 
 @pytest.mark.parametrize(

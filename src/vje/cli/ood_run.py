@@ -1,26 +1,20 @@
 """One run's part of ``vje ood``: its images and those to tell from them, embedded, scored, compared and drawn."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vje.cli.ood_sets import Sets, benchmark_of, missing_sets, open_sets
 from vje.cli.subject import Subject, run_config
-from vje.errors import UserError, cannot_write
+from vje.errors import UserError
 from vje.ood.names import CURVE_SCORES, FIGURE_SCORES, LIKELIHOODS, title
-from vje.runs import RunFolder
+from vje.runs import RunFolder, digest
 
 if TYPE_CHECKING:
     from vje.cli.ood import Options
     from vje.data.sources import ImageSource
     from vje.methods.method import Method
     from vje.ood.protocol import Scores
-
-EARLIER = "ood-earlier"
-"""Folder in the run for results on other images than those of ``ood.json``."""
 
 
 def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
@@ -108,8 +102,7 @@ def _confirmed(folder: RunFolder, known: dict[str, Any]) -> dict[str, Any]:
 def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
     """Move results on other images than those of ``now``, with their figures, out of the way of new ones.
 
-    Their folder goes by the images, so that a later measurement of the same ones takes their place. ``ood.json`` is the
-    last to go: if this is interrupted, the next time does the rest.
+    Their folder goes by the images, so that a later measurement of the same ones takes their place.
     """
     if not (folder.path / "ood.json").exists():
         return
@@ -117,26 +110,15 @@ def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
     if found.get("images") == now["images"]:
         return
     images = found.get("images", found["counts"])  # which the first versions had alone
-    place = folder.path / EARLIER / f"{Path(found['data']).stem or 'images'}-{_short(images)[:8]}"
-    figures = (f"ood-{name.replace('_', '-')}.png" for name in ("roc", *found["scores"]))
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for file in (folder.path / name for name in (*figures, "ood-curves.json", "ood.json")):
-            if file.exists():
-                file.replace(place / file.name)
-    except OSError as error:
-        raise cannot_write(f"to {place}", error, "move ood.json and its figures away yourself") from None
+    figures = [f"ood-{name.replace('_', '-')}.png" for name in ("roc", *found["scores"])]
+    place = folder.set_aside("ood", found["data"], images, [*figures, "ood-curves.json"])
     sets = ", ".join(name for name in found["counts"] if name != "id")
     print(f"Earlier results on other images ({found['data']} against {sets}) are in {place} now.")
 
 
 def _inputs(options: "Options", sets: Sets) -> str:
     """Identifies the images, and what was asked of them."""
-    return _short([options.samples, options.views, options.detectors, sets.fingerprints()])
-
-
-def _short(value: Any) -> str:
-    return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+    return digest([options.samples, options.views, options.detectors, sets.fingerprints()])
 
 
 def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any] | None:

@@ -45,8 +45,8 @@ class Options:
     on the test images is reported.
 
     Results go to RUN/probe.json: spaces has one entry for each kind of features, and top1 and top5 at the top are those
-    of z. Other kinds that were probed before stay there if weights, images and settings are the same, and are replaced
-    with a word on why if not.
+    of z. Other kinds that were probed before stay there if weights, images and settings are the same; if not, what was
+    found before is kept in RUN/probe-earlier, with a word on why.
     """
 
     run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
@@ -89,7 +89,11 @@ def run(arguments: list[str]) -> int:
     _earlier(folder)  # a damaged file is told before hours of work
     result = probe_run(folder, config, options)
     print_table(result)
-    together, note = with_earlier(result, _earlier(folder))
+    together, note = with_earlier(result, earlier := _earlier(folder))
+    if (reason := _difference(earlier, result)) and (before := earlier.get("spaces")):
+        place = folder.set_aside("probe", str(earlier.get("data", "")), earlier)
+        there = f"{_accuracies(before)}; now in {place / 'probe.json'}"
+        note = f"Replaced: what earlier calls found ({there}), as {reason}."
     file = folder.write("probe", together)
     if note:
         print(note)
@@ -241,7 +245,7 @@ def _too_many(bank: "ImageSource", model: "Method", names: list[str]) -> bool:
 
 
 def with_earlier(now: dict[str, Any], earlier: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """A result together with those of other spaces that an earlier call left, and a line on what became of them.
+    """A result together with those of other spaces that an earlier call left, and a line on those.
 
     Args:
         now: what was just measured.
@@ -251,16 +255,13 @@ def with_earlier(now: dict[str, Any], earlier: dict[str, Any]) -> tuple[dict[str
         What ``probe.json`` is to hold. A space that was measured with other versions or on another device has an
         ``environment`` of its own.
     """
-    reason, before = _difference(earlier, now), earlier.get("spaces", {})
-    kept = {} if reason else {name: found for name, found in before.items() if name not in now["spaces"]}
+    before = {} if _difference(earlier, now) else earlier.get("spaces", {})
+    kept = {name: found for name, found in before.items() if name not in now["spaces"]}
     spaces = now["spaces"] | {name: _with_origin(found, earlier, now) for name, found in kept.items()}
     spaces = {name: spaces[name] for name in dict.fromkeys((*SPACES, *spaces)) if name in spaces}
     of_z = {name: spaces["z"][name] for name in ("top1", "top5")} if "z" in spaces else {}
-    note = ""
-    if before and reason:
-        note = f"Replaced: what earlier calls found ({_accuracies(before)}), as {reason}."
-    elif kept:
-        note = f"Kept: what earlier calls found with the same weights, images and settings ({_accuracies(kept)})."
+    words = "Kept: what earlier calls found with the same weights, images and settings"
+    note = f"{words} ({_accuracies(kept)})." if kept else ""
     return {"data": now["data"], **of_z, **now, "spaces": spaces}, note
 
 
