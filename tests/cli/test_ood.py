@@ -113,7 +113,7 @@ def test_benchmark_writes_every_score_and_names_what_is_missing(
     assert (summary["near"], summary["far"], summary["avg"]) == pytest.approx((near, far, (near + far) / 2))
     assert set(result["tuned"]) == {"knn", "mahalanobis", "mahalanobis_class", "react"}
     assert "mnist is left out" in printed and "places is left out" in printed
-    assert result["classifier"] == "fitted" and "MSP (probe)" in printed
+    assert result["classifier"] == "fitted" and "MSP (fitted classifier)" in printed
     assert (run / "ood-roc.png").stat().st_size > 0 and (run / "ood-nll.png").stat().st_size > 0
 
 

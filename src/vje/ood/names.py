@@ -34,14 +34,14 @@ TITLES = {
 VIEWS = {"_mirror": "mirrored too", "_ten": "ten crops"}
 """Ends of the names of scores that are means over several views of an image, and what these are."""
 CLASSIFIER_SCORES = ("msp", "energy", "react", "vim")
-CLASSIFIERS = {"own": "own classifier", "fitted": "probe"}
+CLASSIFIERS = {"own": "own classifier", "fitted": "fitted classifier"}
 
 
 def title(score: str, classifier: str | None = None) -> str:
     """A score's name for people; of those on a linear classifier, with whose it was.
 
     >>> title("msp", "own"), title("msp", "fitted"), title("nll", "own")
-    ('MSP (own classifier)', 'MSP (probe)', 'NLL')
+    ('MSP (own classifier)', 'MSP (fitted classifier)', 'NLL')
     >>> title("nll_mirror")
     'NLL, mirrored too'
     """
