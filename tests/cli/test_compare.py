@@ -83,6 +83,24 @@ def test_what_the_posterior_is_like_stands_beside_accuracy(vje, make_run, tmp_pa
     assert "variance" not in groups_of(tmp_path)["cifar10-simsiam"]["values"]
 
 
+def test_posteriors_with_other_priors_have_columns_of_their_own(vje, make_run, tmp_path):
+    found = {"knn": {"k": 20, "z": 80.0}, "posterior": {"variance": 0.6513, "kl": 22.34}}
+    power, student = ({"knn": {"k": 20, "z": 70.0}, "posterior": x} for x in ({"kl": 0.34}, {"variance": 0.5254}))
+    runs = [
+        make_run("a", evaluation=found),
+        make_run("b", recipe="cifar10-vi-simsiam", evaluation=power | {"method": "vi-simsiam"}),
+        make_run("c", recipe="cifar10-vssl", evaluation=student),  # as an older version wrote it
+    ]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    assert answer.status == 0, answer.err
+    whose = {name: set(group["values"]) - {"k-NN z", "images/s"} for name, group in groups_of(tmp_path).items()}
+    assert whose == {"cifar10": {"variance", "KL"}, "cifar10-vi-simsiam": {"KL (vi-simsiam)"},
+                     "cifar10-vssl": {"variance (vssl)"}}  # fmt: skip
+    assert heads(group_runs(read_runs(map(RunFolder, runs))))[4:-1] == [
+        "variance", "variance (vssl)", "KL", "KL (vi-simsiam)"]  # fmt: skip
+    assert all(f" {text} " in answer.out for text in ("0.651", "22.3", "0.3", "0.525"))
+
+
 def test_settings_other_than_the_seed_make_groups_of_their_own(vje, make_run, tmp_path):
     runs = [make_run("a", recipe="cifar10-ema"), make_run("b", recipe="cifar10-ema", momentum=0.9, seed=1)]
     assert vje("compare", *runs, "--out", tmp_path / "c").status == 0
@@ -641,7 +659,7 @@ def test_columns_of_a_kind_stand_together_whichever_run_has_them(vje, make_run, 
     evaluation = {"knn": {"k": 20, "z": 81.5, "mean": 80.5}, "posterior": {"variance": 0.5}}
     ood = {"summary": {"knn": {"near": 70.0}, "nll": {"near": 60.0}}}
     probe = {"spaces": {"z": {"top1": 9.0}}}
-    second = make_run("b", recipe="cifar10-simsiam", evaluation=evaluation, ood=ood, probe=probe)
+    second = make_run("b", recipe="cifar10-ema", evaluation=evaluation, ood=ood, probe=probe)
     assert vje("compare", first, second, "--out", tmp_path / "c").status == 0
     assert heads(group_runs(read_runs([RunFolder(first), RunFolder(second)])))[3:] == [
         *("k-NN z", "k-NN mean", "probe z", "variance", "near OOD NLL", "far OOD NLL", "near OOD k-NN", "images/s")

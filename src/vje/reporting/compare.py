@@ -151,7 +151,9 @@ def read_run(folder: RunFolder) -> Run:
     values: dict[str, float] = {}
     unfinished: set[str] = set()
     for name, found in results.items():
-        columns = {title: value for title, value in _COLUMNS[name](found) if is_number(value)}
+        columns = {
+            title: value for title, value in _COLUMNS[name](found | {"method": config.method}) if is_number(value)
+        }
         values |= columns
         unfinished |= set() if whole and found.get("finished", True) else columns.keys()
     knn = [r for r in records if is_number(r.get("knn", {}).get("z"))]
@@ -238,7 +240,8 @@ def _evaluation(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if name in knn:
             yield f"k-NN {name}" if k == USUAL_K else f"k-NN {name} (k={k})", knn[name]
     posterior, rank = found.get("posterior", {}), found.get("effective_rank")
-    values = {"variance": posterior.get("variance"), "KL": posterior.get("kl"), "rank of z": rank}
+    whose = "" if found["method"] == "vje" else f" ({found['method']})"  # other priors: not to be compared with VJE's
+    values = {f"variance{whose}": posterior.get("variance"), f"KL{whose}": posterior.get("kl"), "rank of z": rank}
     yield from ((title, value) for title, value in values.items() if value is not None)
 
 

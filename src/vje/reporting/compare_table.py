@@ -6,7 +6,7 @@ from vje.reporting.compare import DIVERGED, MARK, Group
 
 UNFINISHED = f"{MARK} unfinished: epochs done of all, and values that are not final"
 DIGITS = {"variance": 3, "KL": 1, "rank of z": 1}
-"""After the point, where it is not two."""
+"""After the point, where it is not two; by the title, less what is in brackets."""
 KINDS: tuple[str | tuple[str, ...], ...] = (
     "accuracy",
     "k-NN",
@@ -33,7 +33,7 @@ def cell(value: Mapping[str, float] | None, column: str) -> str:
     some = f" ({value['runs']} of {value['of']})" if value["runs"] < value["of"] else ""
     if column == "images/s":
         return f"{value['mean']:,.0f}{some}"
-    digits = DIGITS.get(column, 2)
+    digits = DIGITS.get(column.partition(" (")[0], 2)
     text = f"{value['mean']:.{digits}f}" + (f" ± {value['std']:.{digits}f}" if value["runs"] > 1 else "")
     return text + (MARK if value["unfinished"] else "") + (DIVERGED if value["diverged"] else "") + some
 
