@@ -21,19 +21,12 @@ STATISTICS_SAMPLE = 2048
 
 @dataclass(frozen=True)
 class Data:
-    """The images of a run, ready to train on.
+    """The images of a run, ready to train on."""
 
-    Attributes:
-        splits: training, test and k-NN bank.
-        preprocessing: how they are fed.
-        resident: the training images decoded; None if they are streamed.
-        path: where they are, if they were given by path.
-    """
-
-    splits: Splits
-    preprocessing: Preprocessing
-    resident: Resident | None
-    path: Path | None = None
+    splits: Splits  # training, test and k-NN bank
+    preprocessing: Preprocessing  # how they are fed
+    resident: Resident | None  # the training images decoded; None if they are streamed
+    path: Path | None = None  # where they are, if they were given by path
 
     @property
     def skipped(self) -> list[tuple[str, str]]:

@@ -23,21 +23,14 @@ RESERVED = ("id", "bank", "tuning")
 
 @dataclass(frozen=True)
 class Sets:
-    """What is told from what.
+    """What is told from what."""
 
-    Attributes:
-        bank: the run's training images; None if they are not at hand, nor needed.
-        inside: in-distribution images, which the run was not trained on.
-        members: the sets to tell from them.
-        validation: (in-distribution, other) images to choose hyper-parameters on; None if there are none.
-        notes: lines on what is not at hand, or left out.
-    """
-
-    bank: ImageSource | None
-    inside: ImageSource
-    members: Sequence[Member]
+    bank: ImageSource | None  # the run's training images; None if they are not at hand, nor needed
+    inside: ImageSource  # in-distribution images, which the run was not trained on
+    members: Sequence[Member]  # the sets to tell from them
+    # (in-distribution, other) images to choose hyper-parameters on; None if there are none
     validation: tuple[ImageSource, ImageSource] | None = None
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # lines on what is not at hand, or left out
 
     def fingerprints(self) -> dict[str, list[str]]:
         """Of everything that a result depends on."""

@@ -33,17 +33,11 @@ PART = 32
 
 
 class EvalBatch(NamedTuple):
-    """Some of a source's images.
+    """Some of a source's images."""
 
-    Attributes:
-        indices: their places in the source, int64 ``[B]``; ``B`` is 0 if all of a batch's files are unreadable.
-        images: uint8 ``[B, C, crop, crop]``.
-        failures: (place in the source, reason) of each unreadable file.
-    """
-
-    indices: Tensor
-    images: Tensor
-    failures: list[tuple[int, str]]
+    indices: Tensor  # their places in the source, int64 ``[B]``; ``B`` is 0 if all of a batch's files are unreadable
+    images: Tensor  # uint8 ``[B, C, crop, crop]``
+    failures: list[tuple[int, str]]  # (place in the source, reason) of each unreadable file
 
 
 def evaluation_batches(

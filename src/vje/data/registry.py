@@ -36,21 +36,13 @@ _SPLIT_FOLDERS = {"train": ("train",), "test": ("test",), "val": ("val", "valid"
 
 @dataclass(frozen=True)
 class RawSplits:
-    """A data set as it was found.
+    """A data set as it was found."""
 
-    Attributes:
-        name: what to call it.
-        train: images to train on.
-        test: images to evaluate on.
-        val: validation images.
-        labelled: the labelled part, where most training images have no label (STL-10).
-    """
-
-    name: str
-    train: ImageSource | None = None
-    test: ImageSource | None = None
-    val: ImageSource | None = None
-    labelled: ImageSource | None = None
+    name: str  # what to call it
+    train: ImageSource | None = None  # images to train on
+    test: ImageSource | None = None  # images to evaluate on
+    val: ImageSource | None = None  # validation images
+    labelled: ImageSource | None = None  # the labelled part, where most training images have no label (STL-10)
 
     def pick(self, split: str | None = None) -> ImageSource:
         """One part: train, val or test if it is named; else the test images, or what there is."""

@@ -22,19 +22,12 @@ class NothingReadable(UserError):
 
 @dataclass(frozen=True)
 class Resident:
-    """A data set in memory.
+    """A data set in memory."""
 
-    Attributes:
-        images: uint8 ``[N, C, crop, crop]``, on the CPU.
-        labels: int64 ``[N]``, or ``None``.
-        kept: place in the source of each image, int64 ``[N]``.
-        skipped: (name, reason) of each file that could not be read.
-    """
-
-    images: Tensor
-    labels: Tensor | None
-    kept: NDArray[np.int64]
-    skipped: list[tuple[str, str]]
+    images: Tensor  # uint8 ``[N, C, crop, crop]``, on the CPU
+    labels: Tensor | None  # int64 ``[N]``, or ``None``
+    kept: NDArray[np.int64]  # place in the source of each image, int64 ``[N]``
+    skipped: list[tuple[str, str]]  # (name, reason) of each file that could not be read
 
 
 def load_resident(source: ImageSource, size: int, crop: int, channels: int, workers: int = 0) -> Resident:

@@ -20,21 +20,14 @@ _MOST_HELD_OUT = 10_000
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set, divided.
+    """A data set, divided."""
 
-    Attributes:
-        train: what is trained on; labels are optional.
-        test: what is evaluated on.
-        bank: what a k-NN looks its neighbours up in: the training images, or those that have labels.
-        held_out_names: images of ``test`` that were held out of the one set there is; ``None`` if the set has a split.
-        missing: how many images of the run no longer exist.
-    """
-
-    train: ImageSource
-    test: ImageSource
-    bank: ImageSource
+    train: ImageSource  # what is trained on; labels are optional
+    test: ImageSource  # what is evaluated on
+    bank: ImageSource  # what a k-NN looks its neighbours up in: the training images, or those that have labels
+    # images of ``test`` that were held out of the one set there is; ``None`` if the set has a split
     held_out_names: list[str] | None = None
-    missing: int = 0
+    missing: int = 0  # how many images of the run no longer exist
 
 
 def prepare_splits(raw: RawSplits, seed: int, held_out: float = 0.1) -> Splits:

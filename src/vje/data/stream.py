@@ -29,18 +29,12 @@ _MOST_REPLACEMENTS = 1000
 
 
 class StreamBatch(NamedTuple):
-    """This process's part of a step.
+    """This process's part of a step."""
 
-    Attributes:
-        indices: place in the source of each image that is shown, int64 ``[B]``.
-        view_1: random crops, uint8 ``[B, C, size, size]``.
-        view_2: other random crops of the same images.
-        failures: (name, reason) of each file that could not be read; the next readable one takes its place.
-    """
-
-    indices: Tensor
-    view_1: Tensor
-    view_2: Tensor
+    indices: Tensor  # place in the source of each image that is shown, int64 ``[B]``
+    view_1: Tensor  # random crops, uint8 ``[B, C, size, size]``
+    view_2: Tensor  # other random crops of the same images
+    # (name, reason) of each file that could not be read; the next readable one takes its place
     failures: list[tuple[str, str]]
 
 

@@ -27,21 +27,13 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Features:
-    """Embeddings of a data set, on the CPU.
+    """Embeddings of a data set, on the CPU."""
 
-    Attributes:
-        z: the encoder's, ``[N, D]``.
-        target: the EMA encoder's, ``[N, D]``, for models that have one.
-        kept: index in the source of each row (files that cannot be read have none), int64 ``[N]``.
-        failures: (name, reason) of each file that could not be read.
-        labels: class of each row, int64 ``[N]``, if known.
-    """
-
-    z: Tensor
-    target: Tensor | None
-    kept: Tensor
-    failures: list[tuple[str, str]]
-    labels: Tensor | None
+    z: Tensor  # the encoder's, ``[N, D]``
+    target: Tensor | None  # the EMA encoder's, ``[N, D]``, for models that have one
+    kept: Tensor  # index in the source of each row (files that cannot be read have none), int64 ``[N]``
+    failures: list[tuple[str, str]]  # (name, reason) of each file that could not be read
+    labels: Tensor | None  # class of each row, int64 ``[N]``, if known
 
 
 def compute_features(

@@ -30,15 +30,10 @@ Report = Callable[[int, int], None]
 
 
 class Split(NamedTuple):
-    """Images as the probe sees them.
+    """Images as the probe sees them."""
 
-    Attributes:
-        features: ``[N, D]``, by the name of the space they are in.
-        labels: class numbers, int64 ``[N]``.
-    """
-
-    features: Mapping[str, Tensor]
-    labels: Tensor
+    features: Mapping[str, Tensor]  # ``[N, D]``, by the name of the space they are in
+    labels: Tensor  # class numbers, int64 ``[N]``
 
 
 class TrainingFeatures(Protocol):
@@ -57,21 +52,13 @@ class TrainingFeatures(Protocol):
 
 
 class Training(NamedTuple):
-    """What classifiers are trained on.
+    """What classifiers are trained on."""
 
-    Attributes:
-        batches: mini-batches of the training images.
-        labels: class of each training image, int64 ``[N]``.
-        held_out: places of those that choose the rate; see :func:`hold_out`.
-        validation: the images held out, as they are tested on.
-        reference: features of training images to standardise by, ``[M, D]`` by space.
-    """
-
-    batches: TrainingFeatures
-    labels: Tensor
-    held_out: Tensor
-    validation: Split
-    reference: Mapping[str, Tensor]
+    batches: TrainingFeatures  # mini-batches of the training images
+    labels: Tensor  # class of each training image, int64 ``[N]``
+    held_out: Tensor  # places of those that choose the rate; see :func:`hold_out`
+    validation: Split  # the images held out, as they are tested on
+    reference: Mapping[str, Tensor]  # features of training images to standardise by, ``[M, D]`` by space
 
 
 class FeatureBatches:

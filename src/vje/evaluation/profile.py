@@ -26,23 +26,15 @@ LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True)
 class Costs:
-    """What a training step takes.
+    """What a training step takes."""
 
-    Attributes:
-        head_parameters: trainable ones outside the encoder.
-        trainable_parameters: all that get gradients.
-        total_parameters: with those that follow others, such as an EMA encoder's.
-        encoder_passes: images that went through an encoder, online or EMA, for each image of the batch.
-        tracked_flops: operations of the forward pass that gradients flow back through, for each image of the batch.
-        untracked_flops: those without gradients, such as an EMA encoder's.
-    """
-
-    head_parameters: int
-    trainable_parameters: int
-    total_parameters: int
-    encoder_passes: float
+    head_parameters: int  # trainable ones outside the encoder
+    trainable_parameters: int  # all that get gradients
+    total_parameters: int  # with those that follow others, such as an EMA encoder's
+    encoder_passes: float  # images that went through an encoder, online or EMA, for each image of the batch
+    # operations of the forward pass that gradients flow back through, for each image of the batch
     tracked_flops: float
-    untracked_flops: float
+    untracked_flops: float  # those without gradients, such as an EMA encoder's
 
     @property
     def forward_flops(self) -> float:
@@ -164,17 +156,11 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class Timing:
-    """How fast a method was.
+    """How fast a method was."""
 
-    Attributes:
-        images_per_second: median over the windows.
-        relative: to the reference, the median of the windows' ratios.
-        peak_bytes: of GPU memory, as if the method had been alone; None elsewhere.
-    """
-
-    images_per_second: float
-    relative: float
-    peak_bytes: int | None
+    images_per_second: float  # median over the windows
+    relative: float  # to the reference, the median of the windows' ratios
+    peak_bytes: int | None  # of GPU memory, as if the method had been alone; None elsewhere
 
 
 def race(

@@ -109,20 +109,14 @@ class Experiment:
 class Number:
     """A number as printed.
 
-    Attributes:
-        mean: the number.
-        std: what is after the ±, if anything.
-        digits: after the decimal point.
-        text: as it was printed.
-
     >>> Number.parse("87.3 ± 0.2", "example")
     Number(mean=87.3, std=0.2, digits=1, text='87.3 ± 0.2')
     """
 
-    mean: float
-    std: float | None
-    digits: int
-    text: str
+    mean: float  # the number
+    std: float | None  # what is after the ±, if anything
+    digits: int  # after the decimal point
+    text: str  # as it was printed
 
     @classmethod
     def parse(cls, text: str, where: str) -> "Number":
@@ -136,29 +130,17 @@ class Number:
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a row and a column meet: the runs, the value to read of each, and the paper's.
+    """Where a row and a column meet: the runs, the value to read of each, and the paper's."""
 
-    Attributes:
-        where: its table, row and column, to name it by.
-        recipe: of its runs; empty if it needs none.
-        options: on top of the recipe.
-        value: paths, of which the mean is taken.
-        spread: path of the number after the ±, if it is not over seeds.
-        epochs: of the paper's runs.
-        seeds: of the paper's runs.
-        paper: its number.
-        quoted: where the paper has it from, if not from runs of its own.
-    """
-
-    where: str
-    recipe: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    value: tuple[str, ...] = ()
-    spread: str = ""
-    epochs: int = 0
-    seeds: int = 0
-    paper: Number | None = None
-    quoted: str = ""
+    where: str  # its table, row and column, to name it by
+    recipe: str = ""  # of its runs; empty if it needs none
+    options: dict[str, Any] = field(default_factory=dict)  # on top of the recipe
+    value: tuple[str, ...] = ()  # paths, of which the mean is taken
+    spread: str = ""  # path of the number after the ±, if it is not over seeds
+    epochs: int = 0  # of the paper's runs
+    seeds: int = 0  # of the paper's runs
+    paper: Number | None = None  # its number
+    quoted: str = ""  # where the paper has it from, if not from runs of its own
 
     def paths(self) -> list[str]:
         """Where all of its numbers are."""

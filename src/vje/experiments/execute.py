@@ -29,23 +29,14 @@ TAIL = 4
 
 @dataclass
 class Child:
-    """A job under way: the process of its present step, and the steps after that.
+    """A job under way: the process of its present step, and the steps after that."""
 
-    Attributes:
-        job: what is made.
-        steps: those left, the present one first.
-        log: where its output goes.
-        process: of the present step.
-        told: whether it was asked to stop.
-        began: when the job was started.
-    """
-
-    job: Job
-    steps: list[str]
-    log: IO[bytes]
-    process: "subprocess.Popen[bytes] | None" = None
-    told: bool = False
-    began: float = field(default_factory=time.monotonic)
+    job: Job  # what is made
+    steps: list[str]  # those left, the present one first
+    log: IO[bytes]  # where its output goes
+    process: "subprocess.Popen[bytes] | None" = None  # of the present step
+    told: bool = False  # whether it was asked to stop
+    began: float = field(default_factory=time.monotonic)  # when the job was started
 
     def start(self, data_dir: Path | None) -> None:
         """Begin the present step, in a session of its own: Ctrl-C is passed on once, not by the terminal as well."""
@@ -76,27 +67,17 @@ class Child:
 
 @dataclass
 class Runner:
-    """Works through jobs.
+    """Works through jobs."""
 
-    Attributes:
-        jobs: to do; those with an obstacle are passed over.
-        data_dir: where data sets are.
-        parallel: how many at a time.
-        console: to say what happens.
-        minutes: after which to stop, as Ctrl-C would; None for no limit.
-        replan: gives the jobs as things stand, for those that another process had in hand.
-        failures: what went wrong, by the run's name.
-        stopped: whether someone asked to stop.
-    """
-
-    jobs: Sequence[Job]
-    data_dir: Path | None
-    parallel: int
-    console: Console
-    minutes: float | None = None
+    jobs: Sequence[Job]  # to do; those with an obstacle are passed over
+    data_dir: Path | None  # where data sets are
+    parallel: int  # how many at a time
+    console: Console  # to say what happens
+    minutes: float | None = None  # after which to stop, as Ctrl-C would; None for no limit
+    # gives the jobs as things stand, for those that another process had in hand
     replan: Callable[[], Sequence[Job]] | None = None
-    failures: dict[str, str] = field(default_factory=dict)
-    stopped: bool = False
+    failures: dict[str, str] = field(default_factory=dict)  # what went wrong, by the run's name
+    stopped: bool = False  # whether someone asked to stop
 
     def __post_init__(self) -> None:
         self._waiting = [job for job in self.jobs if job.steps and not job.obstacle]

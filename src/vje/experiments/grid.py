@@ -22,17 +22,11 @@ from vje.runs import RunFolder
 
 @dataclass(frozen=True)
 class Scale:
-    """How far the paper's experiments are scaled down.
+    """How far the paper's experiments are scaled down."""
 
-    Attributes:
-        epochs: of a run, at most; None for the paper's.
-        seeds: of a cell, at most; None for the paper's.
-        only: data sets whose runs are made; empty for all.
-    """
-
-    epochs: int | None = None
-    seeds: int | None = None
-    only: tuple[str, ...] = ()
+    epochs: int | None = None  # of a run, at most; None for the paper's
+    seeds: int | None = None  # of a cell, at most; None for the paper's
+    only: tuple[str, ...] = ()  # data sets whose runs are made; empty for all
 
     def runs(self, cell: Cell) -> "list[Run]":
         """The runs of a cell, one a seed; none if it needs none."""
@@ -83,19 +77,12 @@ def _less(limit: int | None, declared: list[int], whose: str, what: str) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run: everything that decides what it computes.
+    """A run: everything that decides what it computes."""
 
-    Attributes:
-        recipe: that it follows.
-        options: (name, value) where it differs from the recipe, sorted.
-        epochs: its length.
-        seed: of everything random.
-    """
-
-    recipe: str
-    options: tuple[tuple[str, Any], ...]
-    epochs: int
-    seed: int
+    recipe: str  # that it follows
+    options: tuple[tuple[str, Any], ...]  # (name, value) where it differs from the recipe, sorted
+    epochs: int  # its length
+    seed: int  # of everything random
 
     @property
     def name(self) -> str:

@@ -18,21 +18,13 @@ from vje.runs import COMMANDS, Damaged, RunFolder, read_json
 
 @dataclass(frozen=True)
 class Job:
-    """A run with its folder, and what is left to do.
+    """A run with its folder, and what is left to do."""
 
-    Attributes:
-        run: what to make.
-        folder: where.
-        state: "missing", "interrupted", "diverged", "damaged" or "finished".
-        steps: commands to give, in order: train, then evaluations.
-        obstacle: why that cannot be done here; empty if it can.
-    """
-
-    run: Run
-    folder: RunFolder
-    state: str
-    steps: tuple[str, ...]
-    obstacle: str = ""
+    run: Run  # what to make
+    folder: RunFolder  # where
+    state: str  # "missing", "interrupted", "diverged", "damaged" or "finished"
+    steps: tuple[str, ...]  # commands to give, in order: train, then evaluations
+    obstacle: str = ""  # why that cannot be done here; empty if it can
 
     def command(self, step: str, data_dir: Path | None) -> list[str]:
         """A step's command line."""

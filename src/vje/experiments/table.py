@@ -34,19 +34,12 @@ class Diverged(Missing):
 
 @dataclass(frozen=True)
 class Found:
-    """Our side of a cell.
+    """Our side of a cell."""
 
-    Attributes:
-        values: a run each.
-        std: over seeds, or what the declaration says; None for a single run.
-        wanted: runs that there should be.
-        diverged: those of them that have no value and will have none.
-    """
-
-    values: tuple[float, ...]
-    std: float | None
-    wanted: int
-    diverged: int = 0
+    values: tuple[float, ...]  # a run each
+    std: float | None  # over seeds, or what the declaration says; None for a single run
+    wanted: int  # runs that there should be
+    diverged: int = 0  # those of them that have no value and will have none
 
     @property
     def mean(self) -> float:
@@ -56,21 +49,13 @@ class Found:
 
 @dataclass
 class Results:
-    """Reads the numbers of runs, and keeps account of those that are not there.
+    """Reads the numbers of runs, and keeps account of those that are not there."""
 
-    Attributes:
-        out: folder of the runs.
-        scale: how much of the paper's grid they are.
-        jobs: the plan, by the runs' names.
-        failures: of runs that failed just now, by name.
-        gaps: runs that lack something, by reason.
-    """
-
-    out: Path
-    scale: Scale
-    jobs: Mapping[str, Job]
-    failures: Mapping[str, str]
-    gaps: dict[str, dict[str, None]] = field(default_factory=dict)
+    out: Path  # folder of the runs
+    scale: Scale  # how much of the paper's grid they are
+    jobs: Mapping[str, Job]  # the plan, by the runs' names
+    failures: Mapping[str, str]  # of runs that failed just now, by name
+    gaps: dict[str, dict[str, None]] = field(default_factory=dict)  # runs that lack something, by reason
 
     def cell(self, cell: Cell) -> Found | None:
         """Our numbers of a cell; None if there are none."""

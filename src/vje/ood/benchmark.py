@@ -18,21 +18,13 @@ from vje.errors import UserError
 
 @dataclass(frozen=True)
 class OODSet:
-    """One set of out-of-distribution images.
+    """One set of out-of-distribution images."""
 
-    Attributes:
-        name: as in tables and files.
-        near: whether it counts as near-OOD.
-        images: how many the protocol has.
-        validation_per_class: first images of each class that are left out, as they are someone's validation set.
-        source: how to get the data.
-    """
-
-    name: str
-    near: bool
-    images: int
-    validation_per_class: int = 0
-    source: str = ""
+    name: str  # as in tables and files
+    near: bool  # whether it counts as near-OOD
+    images: int  # how many the protocol has
+    validation_per_class: int = 0  # first images of each class that are left out, as they are someone's validation set
+    source: str = ""  # how to get the data
 
 
 _FAR = (
@@ -53,19 +45,12 @@ ID_IMAGES = 9_000
 
 @dataclass(frozen=True)
 class Member:
-    """A set as it was found.
+    """A set as it was found."""
 
-    Attributes:
-        name: of the set.
-        near: near-OOD or far-OOD; None for sets of one's own.
-        sources: its images, in one part or several.
-        expected: how many the protocol has; None for sets of one's own.
-    """
-
-    name: str
-    near: bool | None
-    sources: tuple[ImageSource, ...]
-    expected: int | None = None
+    name: str  # of the set
+    near: bool | None  # near-OOD or far-OOD; None for sets of one's own
+    sources: tuple[ImageSource, ...]  # its images, in one part or several
+    expected: int | None = None  # how many the protocol has; None for sets of one's own
 
     def partial(self, count: int) -> bool:
         """Whether ``count`` images are not what the protocol says."""

@@ -19,17 +19,13 @@ from vje.ood.base import Numbers, as_features, as_labels, blocks, check_features
 class LinearClassifier:
     """Logits of features: :math:`W x + b`.
 
-    Attributes:
-        weight: W, shape ``[C, D]``.
-        bias: b, shape ``[C]``.
-
     >>> classifier = LinearClassifier(torch.eye(2), torch.tensor([0.0, 1.0]))
     >>> classifier.logits(torch.tensor([[3.0, 5.0]]))
     tensor([[3., 6.]])
     """
 
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # W, shape ``[C, D]``
+    bias: Tensor  # b, shape ``[C]``
 
     def __post_init__(self) -> None:
         if self.weight.dim() != 2 or self.bias.shape != self.weight.shape[:1]:

@@ -29,21 +29,14 @@ UNIT_CHOICES = (0, 1)
 
 @dataclass(frozen=True)
 class Scorer:
-    """Everything that gives an image a score.
+    """Everything that gives an image a score."""
 
-    Attributes:
-        model: for its own scores.
-        detectors: on features, fitted, by name.
-        chosen: hyper-parameters that were tuned on validation images, by detector.
-        samples: Monte-Carlo samples of the sampled NLL; 0 leaves it out.
-        classifier: whether the detectors that need one had the model's "own", trained with the encoder, or one
-            "fitted" to the training features; None if there is none.
-    """
-
-    model: Method
-    detectors: Mapping[str, Detector]
-    chosen: Mapping[str, float]
-    samples: int = 0
+    model: Method  # for its own scores
+    detectors: Mapping[str, Detector]  # on features, fitted, by name
+    chosen: Mapping[str, float]  # hyper-parameters that were tuned on validation images, by detector
+    samples: int = 0  # Monte-Carlo samples of the sampled NLL; 0 leaves it out
+    # whether the detectors that need one had the model's "own", trained with the encoder, or one "fitted" to the
+    # training features; None if there is none
     classifier: Literal["own", "fitted"] | None = None
 
     def __call__(self, z: Tensor) -> Scores:

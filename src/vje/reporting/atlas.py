@@ -27,44 +27,27 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Survey:
-    """What a model makes of some images, before they have places and pictures.
+    """What a model makes of some images, before they have places and pictures."""
 
-    Attributes:
-        space: what the vectors are, in words.
-        vectors: that places and neighbours are of, ``[N, D]``.
-        statistics: numbers of each image, ``[N]``, by name.
-        neighbours: rows of the nearest other images, ``[N, K]``, the nearest first.
-        similarity: cosine to them, ``[N, K]``.
-        titles: of the statistics, by name; a name without one speaks for itself.
-    """
-
-    space: str
-    vectors: Floats
-    statistics: Mapping[str, Floats]
-    neighbours: NDArray[np.int64]
-    similarity: Floats
+    space: str  # what the vectors are, in words
+    vectors: Floats  # that places and neighbours are of, ``[N, D]``
+    statistics: Mapping[str, Floats]  # numbers of each image, ``[N]``, by name
+    neighbours: NDArray[np.int64]  # rows of the nearest other images, ``[N, K]``, the nearest first
+    similarity: Floats  # cosine to them, ``[N, K]``
+    # of the statistics, by name; a name without one speaks for itself
     titles: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Atlas(Survey):
-    """Everything that the map and the galleries show: a survey of images that have places and pictures.
+    """Everything that the map and the galleries show: a survey of images that have places and pictures."""
 
-    Attributes:
-        places: of the images on the map, ``[N, 2]``.
-        names: of the images.
-        pictures: of the images.
-        labels: class numbers ``[N]``, if known.
-        classes: names of the classes, if they have any.
-        total: how many images were held out; the map may have fewer.
-    """
-
-    places: Floats
-    names: Sequence[str]
-    pictures: Sprites
-    labels: NDArray[np.int64] | None
-    classes: Sequence[str] | None
-    total: int
+    places: Floats  # of the images on the map, ``[N, 2]``
+    names: Sequence[str]  # of the images
+    pictures: Sprites  # of the images
+    labels: NDArray[np.int64] | None  # class numbers ``[N]``, if known
+    classes: Sequence[str] | None  # names of the classes, if they have any
+    total: int  # how many images were held out; the map may have fewer
 
     @property
     def typicality(self) -> str:

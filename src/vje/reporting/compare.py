@@ -25,31 +25,19 @@ EVIDENT = ("epochs", "data")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says of a run.
+    """What a run folder says of a run."""
 
-    Attributes:
-        folder: where it is.
-        config: its settings.
-        values: what was measured, by column.
-        curve: (epoch, k-NN of z) wherever it was evaluated during training.
-        done: epochs it has trained; None for all.
-        unfinished: columns whose values are not those of the trained model.
-        notes: results that were left out, and why.
-        images: what identifies the images of columns on sets of someone's own, by column.
-        benchmark: the images of columns of a benchmark, by column.
-        diverged: step at which the loss was no longer finite; None if it always was.
-    """
-
-    folder: RunFolder
-    config: Config
-    values: dict[str, float]
-    curve: list[tuple[int, float]]
-    done: int | None = None
-    unfinished: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+    folder: RunFolder  # where it is
+    config: Config  # its settings
+    values: dict[str, float]  # what was measured, by column
+    curve: list[tuple[int, float]]  # (epoch, k-NN of z) wherever it was evaluated during training
+    done: int | None = None  # epochs it has trained; None for all
+    unfinished: frozenset[str] = frozenset()  # columns whose values are not those of the trained model
+    notes: tuple[str, ...] = ()  # results that were left out, and why
+    # what identifies the images of columns on sets of someone's own, by column
     images: Mapping[str, str] = field(default_factory=dict)
-    benchmark: Mapping[str, Images] = field(default_factory=dict)
-    diverged: int | None = None
+    benchmark: Mapping[str, Images] = field(default_factory=dict)  # the images of columns of a benchmark, by column
+    diverged: int | None = None  # step at which the loss was no longer finite; None if it always was
 
     def epochs(self) -> str:
         """The epochs; of a run that is not finished, those done of all, with a mark."""
@@ -59,15 +47,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone.
+    """Runs that differ in their seeds alone."""
 
-    Attributes:
-        name: their recipe, and what tells them from other groups of the same recipe.
-        runs: at least one.
-    """
-
-    name: str
-    runs: Sequence[Run]
+    name: str  # their recipe, and what tells them from other groups of the same recipe
+    runs: Sequence[Run]  # at least one
 
     def epochs(self) -> str:
         """The epochs of the runs, such as ``200``, or ``200, 130/200*`` if one is not finished."""

@@ -29,31 +29,19 @@ RECENT = 5.0
 
 
 class Shown(NamedTuple):
-    """The map that is served.
+    """The map that is served."""
 
-    Attributes:
-        number: 1 for the first, and one more for each that follows; 0 while there is none.
-        epoch: whose model it is of.
-        settled: whether the images have their final places.
-        body: the map as JSON.
-    """
-
-    number: int = 0
-    epoch: int = 0
-    settled: bool = False
-    body: bytes = b""
+    number: int = 0  # 1 for the first, and one more for each that follows; 0 while there is none
+    epoch: int = 0  # whose model it is of
+    settled: bool = False  # whether the images have their final places
+    body: bytes = b""  # the map as JSON
 
 
 class Answer(NamedTuple):
-    """What is at a path.
+    """What is at a path."""
 
-    Attributes:
-        kind: its content type.
-        body: its content.
-    """
-
-    kind: str
-    body: bytes
+    kind: str  # its content type
+    body: bytes  # its content
 
 
 class _Server(ThreadingHTTPServer):

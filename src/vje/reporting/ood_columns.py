@@ -15,17 +15,12 @@ NEAR = frozenset(each.name for sets in BENCHMARKS.values() for each in sets if e
 
 
 class Images(NamedTuple):
-    """The images that a column of a benchmark is of.
+    """The images that a column of a benchmark is of."""
 
-    Attributes:
-        prints: what identifies the in-distribution images and each set; empty if that was not recorded.
-        counts: how many there are of each; empty likewise.
-        partial: names of those that are not the protocol's own image lists.
-    """
-
+    # what identifies the in-distribution images and each set; empty if that was not recorded
     prints: Mapping[str, str]
-    counts: Mapping[str, int]
-    partial: tuple[str, ...]
+    counts: Mapping[str, int]  # how many there are of each; empty likewise
+    partial: tuple[str, ...]  # names of those that are not the protocol's own image lists
 
 
 def ood_columns(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -116,15 +116,10 @@ def _origin(folder: RunFolder) -> Html:
 
 
 class Results(NamedTuple):
-    """What the run folder has of :data:`RESULTS`.
+    """What the run folder has of :data:`RESULTS`."""
 
-    Attributes:
-        current: those of the model that is here now.
-        stale: why each of the others is not, in words.
-    """
-
-    current: Mapping[str, dict[str, Any]]
-    stale: Mapping[str, str]
+    current: Mapping[str, dict[str, Any]]  # those of the model that is here now
+    stale: Mapping[str, str]  # why each of the others is not, in words
 
 
 def _results(folder: RunFolder, weights: str | None) -> Results:

@@ -26,19 +26,12 @@ QUALITIES = (88, 80, 70, 55, 40)
 
 @dataclass(frozen=True)
 class Sprites:
-    """Pictures on sheets, row by row.
+    """Pictures on sheets, row by row."""
 
-    Attributes:
-        side: of a picture, in pixels.
-        stride: from one picture to the next on a sheet.
-        count: of all pictures.
-        sheets: WebP files.
-    """
-
-    side: int
-    stride: int
-    count: int
-    sheets: list[bytes]
+    side: int  # of a picture, in pixels
+    stride: int  # from one picture to the next on a sheet
+    count: int  # of all pictures
+    sheets: list[bytes]  # WebP files
 
     def as_data(self) -> dict[str, Any]:
         """For the page's scripts."""

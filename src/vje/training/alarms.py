@@ -39,26 +39,18 @@ def non_finite(step: int, parts: dict[str, float], batch: dict[str, Tensor], fol
 class CollapseWatch:
     """Watches the epochs' records for representations that say nothing; each warning is given once.
 
-    Attributes:
-        dim: embedding dimension D.
-        chance: k-NN accuracy in percent of always guessing the commonest class; None without labels.
-        patience: epochs before anything is judged.
-        watch_rank: whether a falling effective rank is a bad sign.
-        said: warnings already given, by key.
-        peak_rank: largest effective rank so far.
-
     >>> watch = CollapseWatch(dim=512, chance=10.0, patience=0)
     >>> healthy = {"epoch": 5, "variance": 0.65, "kl": 140.0, "effective_rank": 80.0}
     >>> watch(healthy), [w[:34] for w in watch(healthy | {"variance": 0.999, "kl": 0.4})]
     ([], ['The posterior has collapsed to the'])
     """
 
-    dim: int
-    chance: float | None = None
-    patience: int = 3
-    watch_rank: bool = True
-    said: set[str] = field(default_factory=set)
-    peak_rank: float = 0.0
+    dim: int  # embedding dimension D
+    chance: float | None = None  # k-NN accuracy in percent of always guessing the commonest class; None without labels
+    patience: int = 3  # epochs before anything is judged
+    watch_rank: bool = True  # whether a falling effective rank is a bad sign
+    said: set[str] = field(default_factory=set)  # warnings already given, by key
+    peak_rank: float = 0.0  # largest effective rank so far
 
     def __call__(self, record: dict[str, Any]) -> list[str]:
         """New warnings for an epoch's record."""

@@ -13,15 +13,10 @@ from vje.data.workers import death_in_words, signals_held
 
 
 class Batches(ABC):
-    """Where a step's images come from. The loop leads it through the epochs.
+    """Where a step's images come from. The loop leads it through the epochs."""
 
-    Attributes:
-        cropped: whether there are images for each view, which are crops already.
-        steps_per_epoch: in an epoch.
-    """
-
-    cropped: bool
-    steps_per_epoch: int
+    cropped: bool  # whether there are images for each view, which are crops already
+    steps_per_epoch: int  # in an epoch
 
     @abstractmethod
     def start_epoch(self, epoch: int, first_step: int) -> None:

@@ -30,15 +30,10 @@ class BadCheckpoint(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A training state.
+    """A training state."""
 
-    Attributes:
-        tensors: by dotted name: ``method.*``, ``optimizer.*``, ``state.*``, ``random.*``.
-        info: step, epoch, elapsed time and whatever the loop wants kept.
-    """
-
-    tensors: dict[str, Tensor]
-    info: dict[str, Any]
+    tensors: dict[str, Tensor]  # by dotted name: ``method.*``, ``optimizer.*``, ``state.*``, ``random.*``
+    info: dict[str, Any]  # step, epoch, elapsed time and whatever the loop wants kept
 
 
 def capture(step: "TrainStep", info: dict[str, Any]) -> Checkpoint:

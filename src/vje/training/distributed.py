@@ -14,17 +14,11 @@ from vje.errors import UserError
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among the others.
+    """This process's place among the others."""
 
-    Attributes:
-        rank: number of this process; 0 writes.
-        size: how many there are.
-        local_rank: number of this process on its machine, which is also its GPU.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
+    rank: int = 0  # number of this process; 0 writes
+    size: int = 1  # how many there are
+    local_rank: int = 0  # number of this process on its machine, which is also its GPU
 
     @property
     def writes(self) -> bool:

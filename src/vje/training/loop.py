@@ -21,25 +21,15 @@ from vje.training.step import TrainStep
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands.
+    """Where a run stands."""
 
-    Attributes:
-        epoch: the current one, from 1.
-        epochs: of the whole run.
-        epoch_step: steps done of this epoch.
-        steps_per_epoch: in an epoch.
-        images_per_step: over all processes.
-        images_per_second: over the last stretch.
-        averages: the epoch's reported numbers so far.
-    """
-
-    epoch: int
-    epochs: int
-    epoch_step: int
-    steps_per_epoch: int
-    images_per_step: int
-    images_per_second: float
-    averages: dict[str, float]
+    epoch: int  # the current one, from 1
+    epochs: int  # of the whole run
+    epoch_step: int  # steps done of this epoch
+    steps_per_epoch: int  # in an epoch
+    images_per_step: int  # over all processes
+    images_per_second: float  # over the last stretch
+    averages: dict[str, float]  # the epoch's reported numbers so far
 
 
 class Callback:
@@ -68,35 +58,20 @@ class Stopped(Exception):
 
 @dataclass
 class Loop:
-    """Trains to the end, or to a request to stop.
+    """Trains to the end, or to a request to stop."""
 
-    Attributes:
-        step: the training step.
-        batches: its images.
-        epochs: how many in all.
-        world: the processes.
-        watch: for collapse.
-        rank_of: effective rank of the embeddings, given the sum of their outer products.
-        run: where records and checkpoints go; None keeps nothing.
-        callbacks: told as training goes.
-        global_batch: images a step over all processes.
-        check_every: steps between looks at the device (alarms, progress, requests to stop).
-        checkpoint_epochs: epochs between checkpoints.
-        checkpoint_seconds: and at the latest after this long.
-    """
-
-    step: TrainStep
-    batches: Batches
-    epochs: int
-    world: World
-    watch: CollapseWatch
-    rank_of: Callable[[Tensor], float]
-    run: RunFolder | None = None
-    callbacks: Sequence[Callback] = ()
-    global_batch: int = 256
-    check_every: int = 1
-    checkpoint_epochs: int = 10
-    checkpoint_seconds: float = 300.0
+    step: TrainStep  # the training step
+    batches: Batches  # its images
+    epochs: int  # how many in all
+    world: World  # the processes
+    watch: CollapseWatch  # for collapse
+    rank_of: Callable[[Tensor], float]  # effective rank of the embeddings, given the sum of their outer products
+    run: RunFolder | None = None  # where records and checkpoints go; None keeps nothing
+    callbacks: Sequence[Callback] = ()  # told as training goes
+    global_batch: int = 256  # images a step over all processes
+    check_every: int = 1  # steps between looks at the device (alarms, progress, requests to stop)
+    checkpoint_epochs: int = 10  # epochs between checkpoints
+    checkpoint_seconds: float = 300.0  # and at the latest after this long
 
     def __post_init__(self) -> None:
         self._stop = False

@@ -45,21 +45,13 @@ class Views:
 
 @dataclass
 class StepState:
-    """What a step leaves behind on the device; all of it is saved in a checkpoint.
+    """What a step leaves behind on the device; all of it is saved in a checkpoint."""
 
-    Attributes:
-        step: optimiser steps done, int64.
-        sums: sum over the epoch's steps of each reported number, shape ``[number of parts]``.
-        gram: sum of z z' over the epoch, for the effective rank, shape ``[D, D]``.
-        bad_step: first step whose loss or gradient was not finite, or -1. From then on weights stand still.
-        bad_parts: the reported numbers of that step.
-    """
-
-    step: Tensor
-    sums: Tensor
-    gram: Tensor
-    bad_step: Tensor
-    bad_parts: Tensor
+    step: Tensor  # optimiser steps done, int64
+    sums: Tensor  # sum over the epoch's steps of each reported number, shape ``[number of parts]``
+    gram: Tensor  # sum of z z' over the epoch, for the effective rank, shape ``[D, D]``
+    bad_step: Tensor  # first step whose loss or gradient was not finite, or -1. From then on weights stand still.
+    bad_parts: Tensor  # the reported numbers of that step
 
     @classmethod
     def create(cls, parts: int, dim: int, device: torch.device) -> "StepState":
@@ -81,26 +73,17 @@ class StepState:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step is carried out.
+    """How a step is carried out."""
 
-    Attributes:
-        batch: images a step in this process.
-        first_position: place of the first of them in the global batch.
-        accumulate: micro-batches the batch is split into; gradients add up to the batch's, except for losses that look
-            across images and see no further than a micro-batch.
-        clip_norm: largest gradient norm; 0 for no limit.
-        autocast: bfloat16 for the encoder.
-        compile: compile augmentation, forward and backward.
-        capture: replay the step as one CUDA graph.
-    """
-
-    batch: int
-    first_position: int = 0
+    batch: int  # images a step in this process
+    first_position: int = 0  # place of the first of them in the global batch
+    # micro-batches the batch is split into; gradients add up to the batch's, except for losses that look across
+    # images and see no further than a micro-batch
     accumulate: int = 1
-    clip_norm: float = 0.0
-    autocast: bool = False
-    compile: bool = False
-    capture: bool = False
+    clip_norm: float = 0.0  # largest gradient norm; 0 for no limit
+    autocast: bool = False  # bfloat16 for the encoder
+    compile: bool = False  # compile augmentation, forward and backward
+    capture: bool = False  # replay the step as one CUDA graph
 
 
 class TrainStep:
