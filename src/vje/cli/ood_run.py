@@ -1,6 +1,6 @@
 """One run's part of ``vje ood``: its images and those to tell from them, embedded, scored, compared and drawn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +13,17 @@ from vje.runs import RunFolder, digest
 if TYPE_CHECKING:
     from vje.cli.ood import Options
     from vje.data.sources import ImageSource
+    from vje.evaluation.features import Features
     from vje.methods.method import Method
-    from vje.ood.protocol import Scores
+    from vje.ood.protocol import Scorer, Scores
 
 
 def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     """What ``ood.json`` holds, measured now or before; figures are drawn beside it."""
-    from rich.console import Console
-
-    from vje.cli.console import counting
     from vje.environment import environment
     from vje.evaluation.features import weights_fingerprint
-    from vje.ood.averaged import mean_scores
     from vje.ood.benchmark import ID_IMAGES
-    from vje.ood.protocol import build_scorer, compare, embeddings, joined
+    from vje.ood.protocol import compare, embeddings
 
     config = run_config(folder, options.data, options.data_dir)
     sets = open_sets(folder, config, options)
@@ -45,26 +42,13 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     if known is not None:
         print(f"{folder.path} was measured before, with the same weights, images and options.")
         return _confirmed(folder, known)
-    bank = None if sets.bank is None or not options.detectors else features("training images", sets.bank)
-    tuning = None
-    if bank is not None and sets.validation is not None:
-        inside, outside = sets.validation
-        tuning = features("validation images", inside).z, features("OOD validation images", outside).z
-    scorer = build_scorer(model, bank, tuning, options.samples)
+    scorer = _fitted(sets, features, model, options)
+    counts: dict[str, int] = {}
 
-    counts = {}
-
-    def scores(what: str, sources: Sequence["ImageSource"]) -> "Scores":
-        embedded = embeddings([features(what, part) for part in sources])
-        counts[what], found = len(embedded), scorer(embedded)
-        if options.views in (None, "one"):
-            return found
-        more = []
-        for source in sources:
-            with counting(Console(stderr=True), f"{what}, {options.views}") as report:
-                part = mean_scores(model, source, scorer, options.views, options.batch, options.workers, report)
-            more.append(part)
-        return found | {f"{name}_{options.views}": x for name, x in joined(more).items()}
+    def scores(name: str, sources: Sequence["ImageSource"]) -> "Scores":
+        embedded = embeddings([features(name, source) for source in sources])
+        counts[name] = len(embedded)
+        return scorer(embedded) | _view_scores(name, sources, scorer, model, options)
 
     id_scores = scores("id", [sets.inside])
     ood_scores = {m.name: scores(m.name, m.sources) for m in sets.members}
@@ -89,6 +73,40 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     _draw(folder, id_scores, ood_scores, scorer.classifier)
     folder.write("ood", result)
     return result
+
+
+def _fitted(
+    sets: Sets, features: "Callable[[str, ImageSource], Features]", model: "Method", options: "Options"
+) -> "Scorer":
+    """The scores, and detectors fitted on the training images' features and tuned on the validation lists."""
+    from vje.ood.protocol import build_scorer
+
+    bank = None if sets.bank is None or not options.detectors else features("training images", sets.bank)
+    tuning = None
+    if bank is not None and sets.validation is not None:
+        inside, outside = sets.validation
+        tuning = features("validation images", inside).z, features("OOD validation images", outside).z
+    return build_scorer(model, bank, tuning, options.samples)
+
+
+def _view_scores(
+    what: str, sources: Sequence["ImageSource"], scorer: "Scorer", model: "Method", options: "Options"
+) -> "Scores":
+    """The same scores over several views of each image, if so asked; by names that say so."""
+    from rich.console import Console
+
+    from vje.cli.console import counting
+    from vje.ood.averaged import mean_scores
+    from vje.ood.protocol import joined
+
+    if options.views in (None, "one"):
+        return {}
+    found = []
+    for source in sources:
+        with counting(Console(stderr=True), f"{what}, {options.views}") as report:
+            part = mean_scores(model, source, scorer, options.views, options.batch, options.workers, report)
+        found.append(part)
+    return {f"{name}_{options.views}": x for name, x in joined(found).items()}
 
 
 def _confirmed(folder: RunFolder, known: dict[str, Any]) -> dict[str, Any]:
