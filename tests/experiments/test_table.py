@@ -216,6 +216,27 @@ def test_a_figure_has_panels_for_what_was_begun(tmp_path, declared, monkeypatch)
     assert "Missing, not trained yet: digits_nu-3_e2_s0" in page
 
 
+def test_roc_curves_are_over_the_runs_whose_curves_were_kept_or_else_a_picture(tmp_path, declared, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("vje.experiments.write.save_roc", lambda file, found, scores: drawn.append((found, scores)))
+    rows = 'rows = [{ name = "all", recipe = "digits" }]\ncolumns = [{ name = "digits" }]\n'
+    about = 'about = "ROC"\nkind = "picture"\npicture = "ood-roc.png"\nepochs = 2\nseeds = 3\n'
+    fill(tmp_path, experiment := declared(about + rows))
+    folders = [RunFolder(tmp_path / f"digits_e2_s{seed}") for seed in range(3)]
+    for folder in folders:
+        folder.write("ood", {"data": "digits", "counts": {}})
+    (folders[1].path / "ood-roc.png").write_bytes(b"a picture")
+    files, _, page = make(experiment, tmp_path)
+    assert not drawn and files[-1].read_bytes() == b"a picture" and "![ROC](mine.png)" in page
+    for seed in (0, 2):
+        folders[seed].write("ood-curves", {"seed": seed})
+    _, _, page = make(experiment, tmp_path)
+    ((found, scores),) = drawn
+    assert [curves["seed"] for curves in found] == [0, 2]
+    assert scores == ("nll", "neg_anisotropy", "variance_trace", "neg_kl")  # the paper's
+    assert "Missing, no ood-curves.json, which `vje ood` writes: digits_e2_s1." in page
+
+
 def test_a_table_says_which_images_its_ood_sets_were(tmp_path, declared):
     column = '[[columns]]\nname = "far"\nrecipe = "digits"\nvalue = "ood:summary.nll.far"\n'
     fill(tmp_path, experiment := declared(f'about = "OOD"\nepochs = 2\n{column}[[rows]]\nname = "all"\n'))

@@ -11,18 +11,26 @@ from vje.reporting.compare import Group, Run, save_comparison
 from vje.reporting.figures import save_figure
 from vje.reporting.gallery import save_gallery
 from vje.reporting.geometry import save_geometry, save_training
-from vje.reporting.ood import save_densities, save_roc
+from vje.reporting.ood import ood_curves, save_densities, save_roc
 from vje.reporting.panels import save_panels, save_scalar
 from vje.runs import RunFolder
 
 SCORES = np.arange(6.0)
 PLACES = np.zeros((4, 2), np.float32)
 STATISTICS = dict.fromkeys(("variance", "nll", "kl", "anisotropy"), np.arange(4, dtype=np.float32))
+
+
+def curves_of(inside, outside):
+    """One run's NLL as ``ood-curves.json`` has it."""
+    found = ood_curves({"nll": inside}, {name: {"nll": x} for name, x in outside.items()}, ["nll"], "nll")
+    return found | {"titles": {"nll": "the NLL"}}
+
+
 SAVERS = {
     "compare": lambda file: save_comparison(file, []),
     "gallery": lambda file: save_gallery(file, [("row", [np.zeros((1, 4, 4), np.uint8)], ["one"])]),
     "geometry": lambda file: save_geometry(file, PLACES, np.arange(4) % 2, STATISTICS),
-    "ood roc": lambda file: save_roc(file, {"nll": SCORES}, {"other": {"nll": SCORES + 1}}),
+    "ood roc": lambda file: save_roc(file, [curves_of(SCORES, {"other": SCORES + 1})], ["nll"]),
     "ood densities": lambda file: save_densities(file, SCORES, {"other": SCORES + 1}),
     "panels": lambda file: save_panels(file, ["a"], ["b"], {}),
     "scalar": save_scalar,
@@ -89,11 +97,35 @@ def band_of(axis):
 
 
 def test_roc_curves_have_flagged_images_across_and_caught_ones_up(drawn, tmp_path):
-    save_roc(tmp_path / "x.png", {"nll": np.arange(4.0)}, {"other": {"nll": np.array([2.5, 4.0])}})
+    found = curves_of(np.arange(4.0), {"other": np.array([2.5, 4.0])})
+    save_roc(tmp_path / "x.png", [found], ["nll", "none such"])
     line, chance = drawn["ood"].axes[0].lines
     assert points_of(line) == [(0, 0), (0, 0.5), (0.25, 0.5), (0.25, 1), (1, 1)]  # 4, then 3, then 2.5, then all
-    assert line.get_label() == "nll 87.5"  # 7 of 8 pairs are in order
+    assert line.get_label() == "the NLL 87.5"  # 7 of 8 pairs are in order
     assert points_of(chance) == [(0, 0), (1, 1)]
+
+
+def test_roc_curves_of_several_runs_are_their_mean_in_a_band_over_the_sets_that_all_have(drawn, tmp_path):
+    rng = np.random.default_rng(0)
+    inside, outside = rng.normal(size=2000), rng.normal(1, 1, 2000)
+    one = curves_of(inside, {"a": outside, "b": outside})
+    other = curves_of(inside, {"a": outside + 1, "c": outside})
+    save_roc(tmp_path / "x.png", [one, other], ["nll"])
+    (axis,) = [axis for axis in drawn["ood"].axes if axis.axison]
+    assert axis.get_title() == "a"
+    x, y = axis.lines[0].get_data()
+    runs = []
+    for shift in (0, 1):  # the share of outsiders above the score that so many insiders are above
+        limits = np.quantile(inside, 1 - x[1:-1])
+        runs.append([(outside + shift > limit).mean() for limit in limits])
+    np.testing.assert_allclose(y[1:-1], np.mean(runs, axis=0), atol=0.02)
+    corners = axis.collections[0].get_paths()[0].vertices
+    middle = np.argmin(np.abs(x - 0.2))
+    band = corners[np.isclose(corners[:, 0], x[middle]), 1]
+    spread = np.std([run[middle - 1] for run in runs], ddof=1)
+    assert band.max() - band.min() == pytest.approx(2 * spread, abs=0.03)
+    areas = [100 * np.mean(outside[:, None] + shift > inside) for shift in (0, 1)]
+    assert axis.lines[0].get_label() == f"the NLL {np.mean(areas):.1f} ± {np.std(areas, ddof=1):.1f}"
 
 
 def test_densities_are_drawn_over_the_same_bins_each_of_area_one(drawn, tmp_path):
@@ -169,7 +201,7 @@ def legend_of(axis):
 
 def test_ood_figures_have_a_panel_a_set_that_says_what_it_shows(drawn, tmp_path):
     sets = {name: SCORES + shift for shift, name in enumerate("abcd")}
-    save_roc(tmp_path / "x.png", {"nll": SCORES}, {name: {"nll": x} for name, x in sets.items()})
+    save_roc(tmp_path / "x.png", [curves_of(SCORES, sets)], ["nll"])
     axes = drawn["ood"].axes
     assert [axis.get_title() for axis in axes if axis.axison] == list("abcd")  # and not the two that are left over
     assert {(axis.get_xlabel(), axis.get_ylabel()) for axis in axes[:4]} == {("ID images flagged", "OOD images caught")}

@@ -155,14 +155,14 @@ def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any]
 def _draw(folder: RunFolder, inside: Any, outside: Any, classifier: str | None) -> None:
     from vje.reporting.ood import ood_curves, save_densities, save_roc
 
-    shown = {name: title(name, classifier) for name in FIGURE_SCORES if name in inside}
-    named = [{words: scores[name] for name, words in shown.items()} for scores in (inside, *outside.values())]
-    save_roc(folder.path / "ood-roc.png", named[0], dict(zip(outside, named[1:], strict=True)))
     main = next(name for name in (*LIKELIHOODS, *inside) if name in inside)
+    shown = [name for name in (*FIGURE_SCORES, *CURVE_SCORES) if name in inside]
+    curves = ood_curves(inside, outside, list(dict.fromkeys(shown)) or [main], main)
+    curves |= {"titles": {name: title(name, classifier) for name in inside}}
+    save_roc(folder.path / "ood-roc.png", [curves], FIGURE_SCORES)
     densities = {data: scores[main] for data, scores in outside.items()}
     save_densities(folder.path / f"ood-{main.replace('_', '-')}.png", inside[main], densities, title(main, classifier))
-    curves = ood_curves(inside, outside, [name for name in CURVE_SCORES if name in inside] or [main], main)
-    folder.write("ood-curves", curves | {"titles": {name: title(name, classifier) for name in inside}})
+    folder.write("ood-curves", curves)
 
 
 def _check_scores(model: "Method", folder: RunFolder, options: "Options") -> None:

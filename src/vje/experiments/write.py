@@ -1,7 +1,7 @@
 """What ``vje reproduce`` leaves behind: the table or figure, as Markdown and JSON, and as a picture."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from vje.errors import UserError
 from vje.experiments import Experiment
 from vje.experiments.check import PICTURES
 from vje.experiments.grid import Scale
-from vje.experiments.plan import Job
+from vje.experiments.plan import Job, is_fresh
 from vje.experiments.table import (
     SHOWN,
     Found,
@@ -26,10 +26,15 @@ from vje.experiments.table import (
     provenance,
     provenance_line,
 )
+from vje.reporting.ood import save_roc
 from vje.reporting.ood_columns import partial_sets
 from vje.reporting.panels import Point, over_seeds, save_panels, save_scalar
 from vje.runs import RunFolder, read_json, write_atomically, write_json
 from vje.terminal import print_whole, say
+
+ROC = "ood-roc.png"
+ROC_SCORES = ("nll", "neg_anisotropy", "variance_trace", "neg_kl")
+"""Those of the paper's figure."""
 
 
 def write(
@@ -121,7 +126,8 @@ def _figure(experiment: Experiment, results: Results, place: Path) -> dict[str, 
         save_scalar(file)
         return {"pictures": [file]}
     if experiment.kind == "picture":
-        return {"pictures": [file] if _copied(experiment, results, file) else []}
+        made = (experiment.picture == ROC and _roc(experiment, results, file)) or _copied(experiment, results, file)
+        return {"pictures": [file] if made else []}
     curves = {
         (strip.name, column.name): {
             row.name: _curve(cells[number], strip.value, results)
@@ -156,10 +162,27 @@ def _curve(cell: Any, value: tuple[str, ...], results: Results) -> list[Point]:
     return over_seeds(tables)
 
 
+def _finished(experiment: Experiment, results: Results) -> Iterator[RunFolder]:
+    runs = [run for cell in experiment.every_cell() for run in results.scale.runs(cell)]
+    return filter(None, (results.finished(run) for run in runs))
+
+
+def _roc(experiment: Experiment, results: Results, file: Path) -> bool:
+    """Draw the paper's ROC curves, over all runs whose curves are there."""
+    found = []
+    for folder in _finished(experiment, results):
+        if is_fresh(folder, "ood") and (folder.path / "ood-curves.json").exists():
+            found.append(folder.read("ood-curves"))
+        else:
+            results.gaps.setdefault("no ood-curves.json, which `vje ood` writes", {})[folder.path.name] = None
+    if found:
+        save_roc(file, found, ROC_SCORES)
+    return bool(found)
+
+
 def _copied(experiment: Experiment, results: Results, file: Path) -> bool:
     """Take the picture that an evaluation drew for the first run that has it."""
-    runs = [run for cell in experiment.every_cell() for run in results.scale.runs(cell)]
-    for folder in filter(None, (results.finished(run) for run in runs)):
+    for folder in _finished(experiment, results):
         picture = folder.path / experiment.picture
         if picture.exists():
             shutil.copyfile(picture, file)

@@ -17,23 +17,39 @@ Array = NDArray[np.float64]
 DPI = 110
 
 
-def save_roc(file: Path, inside: Mapping[str, Array], outside: Mapping[str, Mapping[str, Array]]) -> None:
+def save_roc(file: Path, found: Sequence[Mapping[str, Any]], scores: Sequence[str]) -> None:
     """ROC curves of each score, one panel a set; OOD is the positive class.
+
+    Of several runs the mean is drawn, in a band of one standard deviation.
 
     Args:
         file: picture to write.
-        inside: scores of the in-distribution images, by score.
-        outside: scores of each set, by set and score.
+        found: what :func:`ood_curves` gave for each run, with the scores' titles.
+        scores: whose curves are drawn, as far as every run has them.
     """
-    figure, axes = _panels(len(outside))
-    for axis, (data, found) in zip(axes, outside.items(), strict=False):
-        for name, id_scores in inside.items():
-            curve = roc_points(id_scores, found[name], most=1000)
-            axis.plot(curve["false_alarms"], curve["hits"], label=f"{name} {curve['auroc']:.1f}", lw=1.3)
+    sets = [data for data in found[0]["sets"] if all(data in run["sets"] for run in found)]
+    figure, axes = _panels(len(sets))
+    for axis, data in zip(axes, sets, strict=False):
+        panels = [run["sets"][data]["roc"] for run in found]
+        for score in (name for name in scores if all(name in panel for panel in panels)):
+            areas = [panel[score]["auroc"] for panel in panels]
+            spread = f" ± {np.std(areas, ddof=1):.1f}" if len(areas) > 1 else ""
+            x, mean, std = _mean_curve([panel[score] for panel in panels])
+            (line,) = axis.plot(x, mean, label=f"{found[0]['titles'][score]} {np.mean(areas):.1f}{spread}", lw=1.3)
+            axis.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.2, lw=0)
         axis.plot([0, 1], [0, 1], color="gray", lw=0.7, ls=":")
         axis.set(title=data, xlabel="ID images flagged", ylabel="OOD images caught")
         axis.legend(fontsize=7, title="AUROC", title_fontsize=7, loc="lower right")
     save_figure(figure, file, DPI)
+
+
+def _mean_curve(curves: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, Array]:
+    """False alarms, and the mean and standard deviation of the hits there; one curve has its own points and none."""
+    x = np.asarray(curves[0]["false_alarms"]) if len(curves) == 1 else np.linspace(0, 1, 501)
+    if len(curves) == 1:
+        return x, np.asarray(curves[0]["hits"]), np.zeros(len(x))
+    hits = np.stack([np.interp(x, curve["false_alarms"], curve["hits"]) for curve in curves])
+    return x, hits.mean(0), hits.std(0, ddof=1)
 
 
 def save_densities(file: Path, inside: Array, outside: Mapping[str, Array], label: str = "NLL") -> None:

@@ -9,6 +9,7 @@ from vje.errors import command
 from vje.evaluation.usual import SPACES, USUAL_K
 from vje.methods.method import Method
 from vje.ood.benchmark import benchmark_name
+from vje.ood.names import CURVE_SCORES
 from vje.reporting.atlas import Atlas, mappable
 from vje.reporting.html import Html, escaped, fill, page, table, tag
 from vje.reporting.ood_columns import absent_sets, ood_scores, partial_sets
@@ -259,16 +260,17 @@ def _curves(found: dict[str, Any]) -> dict[str, Any] | None:
     """``ood-curves.json`` as the scripts want it: lists, in order."""
     if not found:
         return None
-    titles = found["titles"]
+    titles, main = found["titles"], found["density"]
+    shown = {*CURVE_SCORES, main}
     sets = [
         {
             "name": name,
-            "roc": [{"name": titles.get(score, score), **curve} for score, curve in content["roc"].items()],
+            "roc": [{"name": titles.get(s, s), **curve} for s, curve in content["roc"].items() if s in shown],
             "density": content["density"],
         }
         for name, content in found["sets"].items()
     ]
-    return {"score": titles.get(found["density"], found["density"]), "sets": sets}
+    return {"score": titles.get(main, main), "sets": sets}
 
 
 def _config(config: dict[str, Any]) -> Html:
