@@ -92,6 +92,7 @@ def test_a_recipe_of_one_s_own_may_extend_another(tmp_path):
     ("text", "words"),
     [
         ("[optimizer]\nlearning_rate = 1\n", r"optimizer: unknown setting 'learning_rate'"),
+        ("epochs = 1\n", r"recipe .*: unknown setting 'epochs'; it belongs below \[optimizer\]\."),
         ("[optimizer]\nepoch = 1\n", r"unknown setting 'epoch'; did you mean epochs\?"),
         ("[optimiser]\nlr = 1\n", r"unknown setting 'optimiser'; did you mean optimizer\?"),
         ("[optimizer]\nlr = 'fast'\n", "lr must be of type float, got 'fast'"),
@@ -292,3 +293,15 @@ def test_settings_of_a_method_are_its_constructor_s():
 @pytest.mark.parametrize("name", ["digits", "cifar10-ema"])
 def test_vje_may_be_named_as_any_method(name):
     assert load_recipe(f"{name}-vje") == load_recipe(name, method="vje") == load_recipe(name)
+
+
+def test_a_mistake_in_a_method_s_recipe_names_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("vje.recipes._folder", lambda: tmp_path)
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "digits.toml").write_text('about = "digits"\nscale = "digits"\n')
+    (tmp_path / "methods" / "vi-simsiam.toml").write_text("[digits.vi-simsiam]\nhiden = 64\n")
+    with pytest.raises(UserError, match=r"digits with methods/vi-simsiam.toml on top: vi-simsiam: unknown .*hidden\?"):
+        load_recipe("digits", "vi-simsiam")
+    (tmp_path / "methods" / "vi-simsiam.toml").rename(tmp_path / "methods" / "vi_simsiam.toml")
+    with pytest.raises(UserError, match=r"vi_simsiam.toml has to be called vi-simsiam.toml, as the method is\."):
+        load_recipe("digits", "vi-simsiam")

@@ -28,7 +28,9 @@ def from_dict(cls: type[T], values: dict[str, Any], origin: str) -> T:
     for name in values:
         if name not in hints:
             close = difflib.get_close_matches(name, hints, n=1)
+            table = next((key for key, hint in hints.items() if name in getattr(hint, "__annotations__", ())), None)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(hints)}."
+            hint = f"it belongs below [{table}]." if table and not close else hint
             raise UserError(f"{origin}: unknown setting {name!r}; {hint}")
     return cls(**{name: _convert(value, hints[name], f"{origin}: {name}") for name, value in values.items()})
 

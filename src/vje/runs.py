@@ -11,7 +11,7 @@
       failed.json          where training stopped, if the loss was no longer finite
       checkpoints/         the last few states of training
       model.safetensors    the trained model, and model.json, its description
-      evaluation.json      what `vje evaluate` found
+      evaluation.json      what `vje evaluate` found; evaluation-earlier/, with another k
       probe.json           what `vje probe` found; probe-earlier/, with other settings
       geometry.json        what `vje geometry` found, with its figures beside it
       ood.json             what `vje ood` found, with its figures and the curves in ood-curves.json beside it;

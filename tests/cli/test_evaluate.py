@@ -53,7 +53,22 @@ def test_labels_may_come_later(vje, run, tmp_path):
     for command in ("geometry", "report"):
         answer = vje(command, run, "--device", "cpu", "--points", 40, "--labels", tmp_path / "labels.npy")
         assert answer.status == 0, answer.err
-    assert "the k-NN accuracy that was there goes" in vje("evaluate", run, "--device", "cpu", "--k", 5).err
+    before = json.loads((run / "evaluation.json").read_text())
+    answer = vje("evaluate", run, "--device", "cpu", "--k", 5)  # without labels again
+    (kept,) = (run / "evaluation-earlier").glob("*/evaluation.json")
+    assert f"What was measured before, with k = 5, is in {kept.parent} now." in answer.out
+    assert json.loads(kept.read_text()) == before and "knn" not in json.loads((run / "evaluation.json").read_text())
+
+
+def test_accuracies_with_another_k_are_kept(vje, run, tmp_path):
+    np.save(tmp_path / "labels.npy", np.arange(110) % 3)
+    again = ("evaluate", run, "--device", "cpu", "--labels", tmp_path / "labels.npy", "--k")
+    for k in (5, 5, 7):  # the same once more needs no keeping
+        assert not (run / "evaluation-earlier").exists()
+        answer = vje(*again, k)
+    (kept,) = (run / "evaluation-earlier").glob("*/evaluation.json")
+    assert f"with k = 5, is in {kept.parent} now." in answer.out
+    assert json.loads(kept.read_text())["knn"]["k"] == 5
 
 
 def test_a_collapsed_encoder_is_told(vje, run):

@@ -77,6 +77,18 @@ def test_of_the_runs_own_folder_the_held_out_images_are_used(vje, own, sets, tmp
     assert found["scores"] == result(run)["scores"]
 
 
+def test_sets_that_are_not_what_they_may_be_meant_to_be_are_told(vje, own, sets):
+    run, root, _ = own
+    words = ["--no-detectors", "--device", "cpu"]
+    answer = vje("ood", run, "--id", root, "--ood", f"known={root / 'x'}", "--ood", f"new={sets('new')}", *words)
+    assert answer.status == 0, answer.err
+    assert f"--ood known: {run} was trained on 4 of its 6 images." in answer.out and "--ood new" not in answer.out
+    assert f"--id {root}: 3 images are few, and the figures as rough." in answer.out
+    many, same = sets("many", 50), sets("same", 50)
+    answer = vje("ood", run, "--id", many, "--ood", f"x={same}", *words)
+    assert "--ood x: these are the images of --id." in answer.out and "are few" not in answer.out
+
+
 def test_images_that_were_trained_on_are_refused(vje, own, run, sets, make_pixels, tmp_path):
     folder, root, _ = own
     for name in ("00.png", "01.png"):
@@ -148,7 +160,7 @@ def test_earlier_results_on_other_images_are_kept(vje, run, sets, snapshot, save
     answer = vje("ood", run, *other)
     (place,) = earlier.iterdir()
     assert place.name.startswith("inbox-") and snapshot(place) == first
-    assert f"(inbox.npz against x) are in {place} now" in answer.out.replace(f"{common[1].parent}/", "", 1)
+    assert f"({common[1]} against x) are in {place} now" in answer.out
     assert result(run)["counts"].keys() == {"id", "y"}
     second = files()
 

@@ -310,6 +310,8 @@ def test_two_models_scores_are_not_mixed(vje, run: Path, photos: Path, tmp_path:
     before = out.read_bytes()
     answer = vje("score", tmp_path / "other" / "model.safetensors", photos, "--out", out, "--append")
     assert answer.status == 2 and "begun with another model" in answer.err
+    answer = vje("score", run, photos, "--out", out, "--append", "--views", "mirror")
+    assert answer.status == 2 and "or other --views" in answer.err
     assert out.read_bytes() == before
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -23,7 +24,7 @@ class Options:
     diverged, are marked, and so are columns with sets that are not the protocol's own.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN")]]
     """Run folders; of several paths, those that are none are passed over."""
     out: Path = Path("comparison")
     """Where to write: OUT.png and OUT.json."""

@@ -45,17 +45,21 @@ def run(arguments: list[str]) -> int:
     config = run_config(folder, options.data, options.data_dir, options.labels)
     check_data(config.data.data, config.data.data_dir)
     result = evaluate_run(folder, config, options)
-    if "knn" not in result and _had_knn(folder):
-        print("the k-NN accuracy that was there goes: it was measured with labels (--labels)", file=sys.stderr)
     print_table(result)  # first of all: what was computed is seen even if it cannot be kept
+    _keep_earlier(folder, result)
     print(f"\nWritten to {folder.write('evaluation', result)}")
     return 0
 
 
-def _had_knn(folder: RunFolder) -> bool:
-    with suppress(UserError):  # there is no earlier evaluation, or it is damaged
-        return "knn" in folder.read("evaluation")
-    return False
+def _keep_earlier(folder: RunFolder, now: dict[str, Any]) -> None:
+    """Put an earlier result aside that has k-NN accuracies which the new one has not."""
+    before: dict[str, Any] = {}
+    with suppress(UserError, OSError):  # there is none, or it is damaged
+        before = folder.read("evaluation")
+    k, new = (found.get("knn", {}).get("k") for found in (before, now))
+    if k is not None and k != new:
+        place = folder.set_aside("evaluation", now["data"]["name"], before)
+        print(f"What was measured before, with k = {k}, is in {place} now.")
 
 
 def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -28,7 +28,7 @@ class Options:
     beside it; earlier ones on other images are kept in RUN/ood-earlier.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN")]]
     """Run folders."""
     data_dir: Path | None = None
     """Where the data sets are; the default is where they were in training."""

@@ -1,6 +1,6 @@
 """The images of ``vje ood``: what was asked for, opened, and without what the run was trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vje.cli.ood import Options
     from vje.data.splits import Splits
 
+FEW = 50
+"""In-distribution images from which on nothing is said of their number."""
 RESERVED = ("id", "bank", "tuning")
 """Names that sets of one's own cannot have."""
 
@@ -138,7 +140,22 @@ def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
             f"--id {options.id}: {len(unseen):,} of its {len(inside):,} images are used, those that {folder.path} was "
             "not trained on."
         )
+    if len(unseen) < FEW:
+        notes.append(f"--id {options.id}: {len(unseen)} images are few, and the figures as rough.")
+    notes += [note for member in members for note in _doubtful(member, unseen, folder, splits)]
     return Sets(None if splits is None else splits.bank, unseen, members, notes=notes)
+
+
+def _doubtful(member: Member, inside: ImageSource, folder: RunFolder, splits: "Splits | None") -> Iterator[str]:
+    """What makes a set look less unlike the in-distribution images than it may be meant to."""
+    from vje.ood.unseen import unseen
+
+    (source,) = member.sources
+    if source.fingerprint() == inside.fingerprint():
+        yield f"--ood {member.name}: these are the images of --id."
+    known = len(source) - len(unseen(source, folder.read("data"), splits))
+    if known:
+        yield f"--ood {member.name}: {folder.path} was trained on {known:,} of its {len(source):,} images."
 
 
 def missing_sets(benchmark: str, members: Sequence[Member]) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -45,7 +45,7 @@ class Options:
     of whole training steps (forward, backward, SGD) on random images that are on the device already.
     """
 
-    methods: tyro.conf.Positional[tuple[str, ...]] = METHODS
+    methods: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="METHOD")]] = METHODS
     """Methods, each with the heads of its recipe; vje-ema is vje with an EMA target."""
     encoder: str = "resnet50"
     """resnet8, resnet14, resnet18, resnet34, resnet50, resnet101, or any timm model."""

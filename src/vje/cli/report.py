@@ -4,7 +4,7 @@ import io
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -32,7 +32,7 @@ class Options:
     It is one file that needs no network. With several runs, the page compares them.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN")]]
     """Run folders; of several paths, those that are none are passed over."""
     out: Path | None = None
     """File to write; the default is RUN/report.html, and comparison.html for several runs."""

@@ -162,7 +162,8 @@ def _print_estimate(jobs: list[Job], options: Options, console: "Console") -> No
         say(
             console,
             f"Speeds are of finished runs in {options.out}, but assumed for want of them for "
-            f"{', '.join(sorted(assumed))} (one H200; 30,000 images/s on CIFAR, a guess for larger images).",
+            f"{', '.join(sorted(assumed))} (one H200; 30,000 images/s on CIFAR, a guess for larger images; "
+            "a CPU takes far longer).",
             "dim",
         )
 

@@ -45,7 +45,9 @@ def load_recipe(name: str, method: str | None = None) -> Config:
         title = base
     for key in ("about", "scale"):
         settings.pop(key, None)
-    return read_config(settings | {"recipe": title}, f"recipe {name}")
+    own = settings.get("method", "vje")
+    origin = f"recipe {name}" if own == "vje" else f"recipe {name} with methods/{own}.toml on top"
+    return read_config(settings | {"recipe": title}, origin)
 
 
 def recipe_about(name: str) -> str:
@@ -98,6 +100,9 @@ def _with_method(settings: dict[str, Any], method: str) -> dict[str, Any]:
 
 def _method_settings(method: str) -> dict[str, Any]:
     file = _folder() / "methods" / f"{method}.toml"
+    other = file.with_name(f"{method.replace('-', '_')}.toml")
+    if other != file and other.is_file():
+        raise UserError(f"{other} has to be called {file.name}, as the method is.")
     return _parse(file.read_text(encoding="utf-8"), f"methods/{method}.toml") if file.is_file() else {}
 
 
