@@ -126,6 +126,8 @@ def test_roc_curves_of_several_runs_are_their_mean_in_a_band_over_the_sets_that_
     assert band.max() - band.min() == pytest.approx(2 * spread, abs=0.03)
     areas = [100 * np.mean(outside[:, None] + shift > inside) for shift in (0, 1)]
     assert axis.lines[0].get_label() == f"the NLL {np.mean(areas):.1f} ± {np.std(areas, ddof=1):.1f}"
+    save_roc(tmp_path / "x.png", [one, curves_of(inside, {"c": outside})], ["nll"])  # which share no set
+    assert not any(axis.axison for axis in drawn["ood"].axes)
 
 
 def test_densities_are_drawn_over_the_same_bins_each_of_area_one(drawn, tmp_path):

@@ -74,8 +74,8 @@ def save_densities(file: Path, inside: Array, outside: Mapping[str, Array], labe
 def _panels(count: int) -> "tuple[Figure, list[Axes]]":
     from matplotlib.figure import Figure
 
-    columns = min(3, count)
-    rows = -(-count // columns)
+    columns = max(1, min(3, count))
+    rows = max(1, -(-count // columns))
     figure = Figure(figsize=(4 * columns, 3.2 * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes[count:]:
