@@ -2,7 +2,7 @@
 
 The whole method with the public API and nothing else: two views, a posterior for each, the likelihood of the other
 view's embedding, a KL term, an EMA target; then k-NN, and the score of an image. `vje train cifar10-ema` does the same
-several times faster, and can be interrupted and resumed.
+faster, and can be interrupted and resumed.
 """
 
 import argparse

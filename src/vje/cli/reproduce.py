@@ -44,7 +44,7 @@ class Options:
     out: Path = Path("runs/reproduce")
     """Folder for the runs, with a log beside each, and for the tables."""
     jobs: int = 1
-    """Runs side by side on one device; 2 or 3 small ones share a GPU well."""
+    """Runs side by side on one device: worth it where one alone does not fill it (docs/reproduce.md)."""
     minutes: float | None = None
     """Stop after this long, saving what is under way; the same command goes on from there."""
     dry_run: bool = False

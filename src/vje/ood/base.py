@@ -22,7 +22,7 @@ CHUNK = 2**25
 """Numbers that an intermediate result may hold; this and BLOCK set how many rows are worked on at a time."""
 
 BLOCK = 2**19
-"""Numbers of the features that are brought to float64 at a time: 4 MiB, and five times as fast on a CPU as 128 MiB."""
+"""Numbers of the features that are brought to float64 at a time: 4 MiB, faster on a CPU than larger blocks."""
 
 Numbers = Tensor | NDArray[Any] | Sequence[Any]
 """What features and labels may be given as: a tensor, an array, or a list of numbers or rows."""
