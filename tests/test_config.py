@@ -64,6 +64,13 @@ def test_the_paper_s_setting():
     assert (config.settings.nu, config.settings.beta, config.settings.samples) == (1.0, 1.0, 1)
 
 
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name not in ("digits", "folder")])
+def test_the_stem_is_the_paper_s(name):
+    """Section "Experimental setup": it is adapted to 32 px for CIFAR-10 and CIFAR-100, and for no other data."""
+    for config in (load_recipe(name), load_recipe(name, method="simsiam")):
+        assert config.encoder.small_images == (config.data.data in ("cifar10", "cifar100"))
+
+
 def test_what_json_cannot_say_survives_it():
     config = replace(
         Config(),
