@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from vje.data.sources import ArraySource, FolderSource
 from vje.errors import UserError
@@ -136,6 +137,21 @@ def test_photos_are_decoded_at_no_less_than_twice_the_size_they_are_wanted_in(tm
         assert photo.size == (64, 64)
         expected = np.asarray(photo.resize((32, 32), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     assert np.array_equal(FolderSource(tmp_path, ["x.jpg"]).fitted(0, size=32, crop=32, channels=3), expected)
+
+
+def test_undrafted_photos_are_resized_from_all_of_their_pixels(tmp_path: Path) -> None:
+    Image.fromarray(colors(1, side=256)[0]).save(tmp_path / "x.jpg")
+    drafted = FolderSource(tmp_path, ["y.jpg", "x.jpg"], [1, 0], ["a", "b"], ignored=["z"])
+    source = drafted.undrafted()
+    expected = CenterCrop(32)(Resize(32, InterpolationMode.BILINEAR)(Image.open(tmp_path / "x.jpg")))
+    for each, place in ((source, 1), (source.subset([1]), 0), (source.labelled(None), 1)):
+        found = each.fitted(place, size=32, crop=32, channels=3)
+        assert np.array_equal(found, np.asarray(expected).transpose(2, 0, 1))
+        assert not np.array_equal(drafted.fitted(1, size=32, crop=32, channels=3), found)
+    assert source.fingerprint() != drafted.fingerprint()  # features of the one are not those of the other
+    assert source.subset([0, 1]).fingerprint() == source.fingerprint()
+    assert (source.files, source.classes, source.ignored) == (drafted.files, drafted.classes, drafted.ignored)
+    assert source.labels is not None and source.labels.tolist() == [1, 0]
 
 
 def test_folder_channels_and_subset(tmp_path: Path, picture: Callable[..., Path]) -> None:

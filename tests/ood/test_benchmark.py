@@ -2,6 +2,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
 from vje.data.sources import ArraySource
 from vje.errors import UserError
@@ -92,3 +94,17 @@ def test_sets_at_hand_are_used_and_the_others_named(tmp_path: Path, monkeypatch:
     assert validation is not None and len(validation) == 3
     assert len(missing) == 3
     assert all(f"{name}.npz" in " ".join(missing) for name in ("svhn", "textures", "places"))
+
+
+def test_photos_are_decoded_in_full_as_the_protocol_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vje.data.registry._download", lambda *_: (_ for _ in ()).throw(UserError("no network")))
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    for name in ("textures/banded/x.jpg", "tin/test/x.jpg", "tin/val/x.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / name)
+    members, _, validation = find_sets("cifar10", tmp_path)
+    assert [member.name for member in members] == ["tin", "textures"] and validation is not None
+    protocol = Compose([Resize(32, InterpolationMode.BILINEAR), CenterCrop(32)])
+    expected = np.asarray(protocol(Image.open(tmp_path / name).convert("RGB"))).transpose(2, 0, 1)
+    for source in (*(source for member in members for source in member.sources), validation):
+        assert np.array_equal(source.fitted(0, size=32, crop=32, channels=3), expected)

@@ -88,6 +88,10 @@ class ImageSource(ABC):
         ImageSource.__init__(other, self.name, len(self), labels, classes)
         return other
 
+    def undrafted(self) -> Self:
+        """The same images, of which none is decoded at less than its own size."""
+        return self
+
     def fitted(self, index: int, size: int, crop: int, channels: int) -> NDArray[np.uint8]:
         """One image as evaluation sees it: uint8 ``[channels, crop, crop]``."""
         # Twice the final size leaves the antialiasing filter enough to work on (the gap Pillow's thumbnails keep).
@@ -172,6 +176,7 @@ class FolderSource(ImageSource):
         labels: one class a file.
         classes: name of each class.
         ignored: what else was found there, and left out.
+        drafts: large JPEGs may be decoded at a reduced size, which is faster and changes pixels by a level or so.
     """
 
     def __init__(
@@ -181,10 +186,12 @@ class FolderSource(ImageSource):
         labels: ArrayLike | None = None,
         classes: Sequence[str] | None = None,
         ignored: Sequence[str] = (),
+        drafts: bool = True,
     ) -> None:
         self.root = Path(root)
         self.files = list(files)
         self.ignored = list(ignored)
+        self.drafts = drafts
         super().__init__(str(root), len(self.files), labels, classes)
 
     @property
@@ -207,17 +214,22 @@ class FolderSource(ImageSource):
 
     def image(self, index: int, channels: int, draft: int | None = None) -> Image.Image:
         """One image, decoded to mode ``L`` or ``RGB``."""
-        return read_image(self.root / self.files[index], channels, draft)
+        return read_image(self.root / self.files[index], channels, draft if self.drafts else None)
+
+    def undrafted(self) -> Self:
+        """The same images, of which none is decoded at less than its own size."""
+        return type(self)(self.root, self.files, self.labels, self.classes, self.ignored, drafts=False)
 
     def subset(self, indices: ArrayLike) -> Self:
         """The images at ``indices``, under their old names."""
         index = np.asarray(indices, dtype=np.int64)
         labels = None if self.labels is None else self.labels[index]
-        return type(self)(self.root, [self.files[i] for i in index], labels, self.classes, self.ignored)
+        files = [self.files[i] for i in index]
+        return type(self)(self.root, files, labels, self.classes, self.ignored, self.drafts)
 
     @cached_property
     def _fingerprint(self) -> str:
-        digest = blake2b(digest_size=_HASH_BYTES)
+        digest = blake2b(b"" if self.drafts else b"undrafted", digest_size=_HASH_BYTES)  # other pixels, other features
         for name in self.files:
             try:
                 status = (self.root / name).stat()

@@ -3,7 +3,7 @@
 Conventions (Yang et al., "OpenOOD: benchmarking generalized out-of-distribution detection", NeurIPS 2022; v1.5 by
 Zhang et al., 2023). OpenOOD's image lists for CIFAR cannot be mapped to the original order of the files, so the
 validation images are the first of each class in file order: 100 of each CIFAR-10 class, 10 of each CIFAR-100 class
-(where a class has no more than that, a tenth of the smallest).
+(where a class has no more than that, a tenth of the smallest). JPEG files are decoded in full, as OpenOOD does.
 """
 
 from dataclasses import dataclass
@@ -104,9 +104,9 @@ def find_sets(benchmark: str, data_dir: Path) -> tuple[list[Member], list[str], 
                 f"a folder {wanted.name}/ into {data_dir}: {wanted.source}."
             )
             continue
-        members.append(Member(wanted.name, wanted.near, images, wanted.images))
-        if wanted.name == "tin":
-            validation = raw.val
+        members.append(Member(wanted.name, wanted.near, tuple(x.undrafted() for x in images), wanted.images))
+        if wanted.name == "tin" and raw.val is not None:
+            validation = raw.val.undrafted()
     return members, missing, validation
 
 
