@@ -67,7 +67,7 @@ class SimCLR(Method):
         if not temperature > 0:
             raise ValueError(f"temperature must be positive (0.1 to 0.5 are usual), got {temperature}")
         self.hidden, self.projection, self.temperature, self.batch_norm = hidden, projection, temperature, batch_norm
-        self.projector = mlp([self.encoder.dim, hidden, projection], last_norm="batch")  # as in the authors' code
+        self.projector = mlp([self.encoder.dim, hidden, projection], last_norm="batch")  # the authors' has no shift
 
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Loss of a pair of views."""
