@@ -92,6 +92,35 @@ def test_half_precision_features_are_compared_in_float32():
     assert torch.equal(knn_predict(bank.float(), labels, queries, 20, TEMPERATURE), expected)
 
 
+@pytest.mark.parametrize("apart", [1e-2, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize("k", [1, 20])
+def test_features_that_are_nearly_parallel_are_told_apart(apart, k):
+    """Cosines differ by ``apart`` squared, less than float32 rounds a cosine by; the features' own digits have it."""
+    (bank, queries), (bank_labels, query_labels) = blobs(spread=0.5)
+    common = 3 + torch.randn(16, generator=torch.Generator().manual_seed(0))
+    bank, queries = (common + apart * x for x in (bank, queries))
+    units = [x.double() / x.double().norm(dim=1, keepdim=True) for x in (queries, bank)]
+    nearest = torch.cdist(*units, compute_mode="donot_use_mm_for_euclid_dist").topk(k, largest=False).indices
+    votes = torch.nn.functional.one_hot(bank_labels[nearest], 7).sum(1)
+    first, second = votes.topk(2).values.T
+    clear = first > second + 1  # the rest hangs on the nearest of all, or on weights of votes
+    predicted = knn_predict(bank, bank_labels, queries, k, TEMPERATURE)
+    expected = votes.argmax(1)
+    if k == 1:
+        assert (predicted == expected).double().mean() > 0.98
+    else:
+        assert clear.sum() > 50 and torch.equal(predicted[clear], expected[clear])
+    assert knn_accuracy(bank, bank_labels, queries, query_labels, k) > 90
+
+
+def test_a_zero_feature_is_at_right_angles_to_nearly_parallel_ones():
+    bank = torch.tensor([[1.0, 2e-4], [0.0, 0.0], [1.0, 3e-4]])
+    assert knn_predict(bank, torch.arange(3), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), 1, TEMPERATURE).tolist() == [
+        0,
+        1,
+    ]
+
+
 def test_at_a_low_temperature_the_nearest_neighbour_decides():
     """Also where exp(similarity / temperature) is beyond float32, as exp(200) is."""
     bank, labels = torch.tensor([[1.0, 0.3], [1.0, 0.4], [1.0, 0.06]]), torch.tensor([0, 0, 1])

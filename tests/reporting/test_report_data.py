@@ -36,6 +36,15 @@ def test_neighbours_are_those_of_brute_force(monkeypatch):
     assert_allclose(similarity, np.take_along_axis(cosines, order, 1), atol=1e-6)
 
 
+def test_neighbours_are_found_among_nearly_parallel_features():
+    x = (1e4 + np.random.default_rng(0).normal(size=(70, 6))).astype(np.float32)
+    unit = x / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+    distances = np.linalg.norm(unit[:, None] - unit, axis=2)
+    np.fill_diagonal(distances, np.inf)
+    found = np.take_along_axis(distances, nearest(torch.from_numpy(x))[0].numpy(), 1)
+    assert_allclose(found, np.sort(distances, axis=1)[:, :8], rtol=0.01)
+
+
 def test_a_few_images_have_fewer_neighbours():
     rows, similarity = nearest(torch.eye(3))
     assert rows.shape == similarity.shape == (3, 2)

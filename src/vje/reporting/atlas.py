@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vje.evaluation.evaluate import in_chunks
-from vje.evaluation.knn import CHUNK
+from vje.evaluation.knn import CHUNK, Directions
 from vje.methods.method import Method
 from vje.methods.vje import VJE
 from vje.ood.names import LIKELIHOODS
@@ -122,15 +122,18 @@ def nearest(features: Tensor, count: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
     >>> nearest(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0]]), 1)[0].tolist()
     [[1], [0], [1]]
     """
-    unit = normalize(features.float(), dim=1)
+    directions, unit = Directions(features), normalize(features.float(), dim=1)
     count = min(count, len(unit) - 1)
     rows, found = max(1, CHUNK // len(unit)), []
     for start in range(0, len(unit), rows):
-        cosines = unit[start : start + rows] @ unit.T
+        cosines = directions.cosines(features[start : start + rows])
         own = torch.arange(len(cosines), device=unit.device)
         cosines[own, own + start] = -torch.inf
-        found.append(cosines.topk(count, dim=1))
-    return torch.cat([x.indices for x in found]), torch.cat([x.values for x in found]).clamp(-1, 1)
+        found.append(cosines.topk(count, dim=1).indices)
+    neighbours = torch.cat(found)  # [N, count]
+    values = [(unit * unit[column]).sum(1) for column in neighbours.T]
+    similarity = torch.stack(values, 1) if values else unit.new_zeros(neighbours.shape)
+    return neighbours, similarity.clamp(-1, 1)
 
 
 def layout(features: Floats, seed: int) -> Floats:
