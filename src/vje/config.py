@@ -39,7 +39,7 @@ class DataConfig:
     held_out: float = 0.1
     """Fraction held out for evaluation, where the data has no test split."""
     resident: Literal["auto", "always", "never"] = "auto"
-    """Keep the images on the device, decoded; the alternative is to stream them through worker processes."""
+    """Keep images on the device, decoded (squares from their middle, if sizes differ), or stream them from workers."""
     workers: int = field(default=8, metadata=FREE)
     """Processes that decode images."""
 
