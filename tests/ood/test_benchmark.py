@@ -78,6 +78,12 @@ def test_protocol_counts_and_groups() -> None:
     }
 
 
+def test_tiny_imagenet_is_without_the_classes_of_each_in_distribution_set() -> None:
+    """OpenOOD's lists have 7,793 and 6,526 of the images (its issue 259), of which one set at hand can be only one."""
+    sizes = {name: next(s.images for s in sets if s.name == "tin") for name, sets in BENCHMARKS.items()}
+    assert sizes == {"cifar10": 7_793, "cifar100": 6_526}
+
+
 def test_sets_at_hand_are_used_and_the_others_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*_: object) -> None:
         raise UserError("no network here")
