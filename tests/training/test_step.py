@@ -238,6 +238,17 @@ def test_warming_up_compiles_and_leaves_no_trace(make_step, monkeypatch):
         torch.testing.assert_close(weights(step)[name], expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("left", [1, 0])
+def test_warming_up_needs_no_steps_that_the_run_has_not_got(make_step, monkeypatch, left):
+    """All steps may be done already: what was killed after the last checkpoint still has its model to write."""
+    monkeypatch.setattr(torch, "compile", lambda function, options=None: function)
+    step = make_step(compile=True, steps=5)
+    take(step, 5 - left)
+    before = everything(step)
+    assert step.warm_up() == ""
+    assert_same(everything(step), before)
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_where_compiling_fails_steps_are_taken_all_the_same(make_step, monkeypatch, where):
     def failing(graph, inputs):

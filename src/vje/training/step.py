@@ -160,7 +160,7 @@ class TrainStep:
                 if self.options.capture:
                     self._capture()
                 else:
-                    self._run()
+                    self._trial_step()
         except TorchDynamoException as error:  # a mistake in the compiler is no reason not to train
             self._forward, self._views = self._wrapped or self.method, self.views
             self.options = replace(self.options, compile=False, capture=False)
@@ -253,13 +253,18 @@ class TrainStep:
             output: StepOutput = self.method(views, draws, None if labels is None else labels[:micro])
             return output
 
+    def _trial_step(self) -> None:
+        """A step as if it were the first: a run that is resumed near its end has no more of them in its schedules."""
+        self.state.step.zero_()
+        self._run()
+
     def _capture(self) -> None:
         """Warm up on a side stream (compilation, algorithm choice, buffers), then record the step."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(3):
-                self._run()
+                self._trial_step()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
