@@ -12,17 +12,18 @@ class Held(Exception):
     """Another process has the lock; the message says which."""
 
 
-def lock(stream: IO[Any]) -> bool:
+def lock(stream: IO[Any], wait: bool = False) -> bool:
     """Lock an open file until it is closed, here and in children that have it too; False if another process has it.
 
-    Where there are no such locks, on Windows and on some network file systems, everyone is let through.
+    Where there are no such locks, on Windows and on some network file systems, everyone is let through. With ``wait``,
+    so is everyone else, once the others are through.
     """
     try:
         import fcntl
     except ImportError:
         return True
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
@@ -31,14 +32,14 @@ def lock(stream: IO[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def held(file: Path) -> Iterator[None]:
+def held(file: Path, wait: bool = False) -> Iterator[None]:
     """Hold a lock by the name of a file, which is there only while the block runs; see :func:`lock`.
 
     Raises:
-        Held: another process has it.
+        Held: another process has it, and there was to be no waiting.
         OSError: the file cannot be written.
     """
-    stream = _acquire(file)
+    stream = _acquire(file, wait)
     try:
         yield
     finally:
@@ -49,11 +50,11 @@ def held(file: Path) -> Iterator[None]:
         stream.close()  # after the file is gone, so that nobody else's is removed
 
 
-def _acquire(file: Path) -> IO[bytes]:
+def _acquire(file: Path, wait: bool) -> IO[bytes]:
     """The file, open, locked and with the name of this process in it."""
     while True:
         stream = file.open("ab+", buffering=0)
-        if not lock(stream):
+        if not lock(stream, wait):
             with stream:
                 stream.seek(0)
                 raise Held(stream.read().decode(errors="replace").strip() or "another process")

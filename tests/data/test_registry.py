@@ -1,5 +1,7 @@
+import gzip
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from vje.data import registry
 from vje.data.registry import check_data, open_data
-from vje.data.sources import ArraySource, FolderSource
+from vje.data.sources import ArraySource, FolderSource, ImageSource
 from vje.errors import UserError
 
 Picture = Callable[..., Path]
@@ -213,6 +215,48 @@ def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UserError, match=r"OSError: Name or service not known\. .*put svhn\.npz \(arrays") as caught:
         open_data("svhn", tmp_path / "data")
     assert "\n" not in str(caught.value)
+
+
+def test_processes_that_want_the_same_set_download_it_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun's do, and `vje reproduce --jobs 2`; locks are of open files, so threads stand for processes."""
+    at_work: list[str] = []
+    most = 0
+
+    def download(name: str, root: str) -> dict[str, ImageSource]:
+        nonlocal most
+        at_work.append(name)
+        most = max(most, at_work.count(name))
+        time.sleep(0.1)
+        at_work.remove(name)
+        return {"train": ArraySource(images(3))}
+
+    monkeypatch.setattr(registry, "_from_torchvision", download)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: open_data("cifar10", tmp_path / "data"), range(4)))
+    assert most == 1
+    assert all(raw.train is not None for raw in found)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_what_a_kill_cut_short_in_unpacking_is_unpacked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import datasets
+
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    pictures, labels = images(3)[..., 0], np.array([7, 0, 4], np.uint8)
+    for part in ("train", "t10k"):
+        for kind, x in (("images-idx3", pictures), ("labels-idx1", labels)):
+            content = bytes([0, 0, 8, x.ndim]) + np.array(x.shape, ">i4").tobytes() + x.tobytes()
+            (raw / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+            (raw / f"{part}-{kind}-ubyte").write_bytes(content[:20] if kind == "images-idx3" else content)
+    known = [(archive.name, None) for archive in raw.glob("*.gz")]
+    monkeypatch.setattr(datasets.MNIST, "resources", known)  # without checksums, and so without a network
+    found = open_data("mnist", tmp_path).test
+    assert isinstance(found, ArraySource)
+    assert np.array_equal(found.images[..., 0], pictures)
+    assert labels_of(found) == [7, 0, 4]
 
 
 def test_torchvision_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import difflib
 import os
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from vje.data.folders import holds_images, no_images, scan_folder, walk
 from vje.data.labels import read_labels
 from vje.data.sources import ArraySource, FolderSource, ImageSource
 from vje.errors import UserError
+from vje.lock import held
 
 DOWNLOADED = ("cifar10", "cifar100", "stl10", "svhn", "mnist", "fashion-mnist", "kmnist", "usps")
 BUNDLED = ("digits",)
@@ -224,7 +226,10 @@ def _download(name: str, data_dir: Path) -> RawSplits:
     root = data_dir / name if (data_dir / name).is_dir() else data_dir
     try:
         root.mkdir(parents=True, exist_ok=True)
-        return RawSplits(name, **_from_torchvision(name, str(root)))
+        with ExitStack() as stack:
+            with suppress(OSError):  # a folder that cannot be written to may hold all that is needed
+                stack.enter_context(held(data_dir / f".{name}.lock", wait=True))  # each would write over the other's
+            return RawSplits(name, **_from_torchvision(name, str(root)))
     except Exception as error:
         line = (str(error).splitlines() or [""])[0][:200]
         raise UserError(
@@ -254,4 +259,14 @@ def _from_torchvision(name: str, root: str) -> dict[str, ImageSource]:
         "cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100, "mnist": datasets.MNIST,
         "fashion-mnist": datasets.FashionMNIST, "kmnist": datasets.KMNIST, "usps": datasets.USPS,
     }  # fmt: skip
+    _remove_cut_short(Path(root) / kinds[name].__name__ / "raw")
     return {split: source(kinds[name](root, train=split == "train", download=True)) for split in ("train", "test")}
+
+
+def _remove_cut_short(folder: Path) -> None:
+    """Remove what was being unpacked when a process was killed; torchvision takes what is there for whole (MNIST's)."""
+    for archive in folder.glob("*.gz"):
+        unpacked = archive.with_suffix("")
+        size = int.from_bytes(archive.read_bytes()[-4:], "little")  # gzip ends with it
+        if unpacked.exists() and unpacked.stat().st_size != size:
+            unpacked.unlink()
