@@ -73,6 +73,7 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
     if _is_resident(train, settings, channels):
         storage = _storage_size(train, settings)
         resident = load_resident(train, storage, storage, channels, settings.workers)
+        _check_skipped(resident, recorded or {}, settings.data)
         statistics = channel_statistics(resident.images)
     else:
         some = load_resident(train.thinned(STATISTICS_SAMPLE), resize, settings.size, channels, settings.workers)
@@ -117,6 +118,20 @@ def _check_fingerprint(train: ImageSource, recorded: dict[str, Any], data: str) 
         raise UserError(
             f"the images of {data} are not those the run was started with: put the original files back, or start a "
             "new run."
+        )
+
+
+def _check_skipped(resident: Resident, recorded: dict[str, Any], data: str) -> None:
+    """Refuse to go on with more images, or fewer, of the same files: another decoder, a drive that fails."""
+    now = dict(resident.skipped)
+    before = dict(recorded.get("skipped", now.items()))
+    changed = sorted(before.keys() ^ now.keys())
+    if changed:
+        name = changed[0]
+        how = f"cannot be read ({now[name]})" if name in now else "can be read"
+        raise UserError(
+            f"{name} of {data} {how}, unlike when the run was started, and a resumed run has the same images: see that "
+            "files are read as they were (the same packages, no failing drive), or start a new run."
         )
 
 

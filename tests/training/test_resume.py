@@ -8,15 +8,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vje.build_data import build_data
 from vje.cli.console import TrainingDisplay
 from vje.cli.main import main
 from vje.cli.monitor import KNNMonitor
+from vje.data.decode import UnreadableImage
+from vje.data.sources import FolderSource
+from vje.errors import UserError
 from vje.runs import RunFolder
 from vje.training import checkpoint
 from vje.training.loop import Callback
@@ -420,3 +425,30 @@ def test_other_images_than_the_run_began_with_are_refused(interrupted, capsys, t
     (interrupted / "config.json").write_text(json.dumps(config))
     assert main(["train", "--resume", str(interrupted)]) == 2
     assert "are not those the run was started with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("then", [True, False])
+def test_files_that_are_read_otherwise_than_the_run_began_are_refused(small_config, tmp_path, monkeypatch, then):
+    """The files are the same; what decodes them is not, or the drive fails."""
+    folder, real = tmp_path / "pictures", FolderSource.fitted
+    folder.mkdir()
+    for number in range(24):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02}.png")
+
+    def failing(source, index, *how):
+        if index == 3:
+            raise UnreadableImage(source.names[index], "no plug-in")
+        return real(source, index, *how)
+
+    with monkeypatch.context() as without:
+        if not then:
+            without.setattr(FolderSource, "fitted", failing)
+        config = replace(small_config, data=replace(small_config.data, data=str(folder), workers=0))
+        recorded = json.loads(json.dumps(build_data(config).record()))
+    build = partial(build_data, config, recorded)
+    if then:
+        assert build().record() == recorded
+        monkeypatch.setattr(FolderSource, "fitted", failing)
+    with pytest.raises(UserError, match=r"cannot be read \(no plug-in\), unlike" if then else "can be read, unlike"):
+        build()
