@@ -1,3 +1,4 @@
+import csv
 import errno
 import io
 from pathlib import Path
@@ -21,6 +22,23 @@ def test_a_table_is_continued_after_its_whole_rows(tmp_path: Path) -> None:
     again.write([["d", None]])
     again.close()
     assert file.read_bytes() == b"file,error\na,\nd,\n"
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\r\nb", "\r", "a\r", '"a\r"', "a,\n\r"])
+def test_whatever_is_in_a_file_s_name_comes_back(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "a.csv"
+    CsvTable(file, ["file", "error"]).write([[name, None], ["next", "it's cut\rshort"]])
+    rows = [row for row, _ in whole_rows(file, ["file", "error"])][1:]
+    assert rows == [{"file": name, "error": ""}, {"file": "next", "error": "it's cut\rshort"}]
+    with file.open(newline="", encoding="utf-8") as stream:
+        assert [row[0] for row in csv.reader(stream)] == ["file", name, "next"]
+
+
+def test_a_damaged_row_is_told_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(b"file,error\na\rb,\n")
+    with pytest.raises(UserError, match=r"a\.csv: the row up to byte 16 is damaged"):
+        list(whole_rows(file, ["file", "error"]))
 
 
 def test_a_table_that_cannot_be_written(tmp_path: Path) -> None:

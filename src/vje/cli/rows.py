@@ -1,11 +1,11 @@
 """Tables that grow row by row: CSV, which keeps its whole rows if the process is killed, and Parquet."""
 
 import csv
-import io
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 from vje.errors import UserError, cannot_write
@@ -36,10 +36,11 @@ class CsvTable:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Add rows."""
-        text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        lines: list[str] = []
+        csv.writer(SimpleNamespace(write=lines.append)).writerows(rows)  # ends in \r\n, for it quotes what is in there
+        text = "".join(line.removesuffix("\r\n") + "\n" for line in lines)
         try:
-            self._stream.write(text.getvalue().encode("utf-8", "surrogateescape"))  # file names may be any bytes
+            self._stream.write(text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
             self._stream.flush()
         except BrokenPipeError:  # the reader, such as `head`, has seen enough
             raise
@@ -135,7 +136,11 @@ def _records(file: Path) -> Iterator[tuple[list[str], int]]:
             if not record.endswith(b"\n") or record.count(b'"') % 2:  # cut short, or a line break within quotes
                 continue
             end += len(record)
-            yield next(csv.reader([record.decode("utf-8", "surrogateescape")])), end
+            try:
+                values = next(csv.reader([record.decode("utf-8", "surrogateescape")]))
+            except csv.Error as error:
+                raise UserError(f"{file}: the row up to byte {end} is damaged ({error}); mend it first.") from None
+            yield values, end
             record = b""
 
 
