@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from vje.models import load, start_from
 from vje.networks.encoders import Encoder, build_encoder
 from vje.preprocessing import Preprocessing
 from vje.recipes import load_recipe
+from vje.runs import write_atomically
 
 PREPROCESSING = Preprocessing(10, 8, 3, (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 
@@ -169,6 +171,25 @@ def test_an_unfinished_run_loads_its_newest_checkpoint_with_a_warning(trained_ru
         load(run)
 
 
+def test_a_kill_while_a_model_is_saved_leaves_a_run_that_is_not_finished(tmp_path, monkeypatch):
+    """A run whose model is there is left as it is, so all else has to be there before."""
+    run, model = tmp_path / "run", build()
+
+    def killed(file, content, last):
+        if file.name == last:
+            raise KeyboardInterrupt
+        write_atomically(file, content)
+
+    for last in ("model.json", "model.safetensors"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            for module in ("vje.runs", "vje.models"):
+                patch.setattr(f"{module}.write_atomically", partial(killed, last=last))
+            model.save(run)
+        assert not (run / "model.safetensors").exists()
+    model.save(run)
+    assert json.loads((run / "model.json").read_text())["weights"] == weights_fingerprint(model)[:16]
+
+
 # Files that are no models
 
 
@@ -203,6 +224,11 @@ def edit(**changes):
         (None, lambda file: file.write_text("{"), r"model\.json is damaged"),
         (None, edit(format="other"), r"model\.json does not describe a model of this program"),
         (None, edit(schema=7), "newer vje"),
+        (None, edit(hyperparameters={"later": 1}), r"model\.json describes no model.*'later'.*another version of vje"),
+        (None, edit(architecture={"name": "resnet8", "later": 1}), r"describes no model.*'later'"),
+        (None, edit(architecture={"name": "resnet8", "channels": 10**12}), "describes no model"),
+        (None, edit(preprocessing={"size": -4}), "describes no model"),
+        (None, edit(method="later"), "there is no method"),
         (None, edit(architecture={"name": "resnet14", "small_images": True}), "does not fit its description"),
     ],
 )

@@ -36,6 +36,17 @@ def test_what_a_run_that_never_began_left_may_be_used_again(tmp_path):
         RunFolder.create(tmp_path / "run")
 
 
+def test_a_kill_while_the_config_is_written_leaves_the_folder_free(tmp_path, monkeypatch):
+    run = RunFolder.create(tmp_path / "run")
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", lambda *names: None)
+        killed.setattr(Path, "unlink", lambda *names, **how: None)
+        run.write("config", {})
+    assert [file.suffix for file in run.path.iterdir() if file.is_file()] == [".partial"]
+    assert RunFolder.create(run.path) == run
+    assert next(free_names(run.path)) == run.path
+
+
 def test_a_folder_that_holds_a_run_is_refused_with_its_progress(run):
     with pytest.raises(UserError, match=r"already holds a run \(no epoch finished yet\).*--resume"):
         RunFolder.create(run.path)
@@ -146,6 +157,9 @@ def test_json_comes_back_with_its_schema_and_what_json_cannot_say_as_words(run):
         (b'{"a": 1', "damaged: it is not valid JSON"),
         (b"\xff\xfe\x00", "damaged: it is not valid JSON"),
         (b"[1, 2]", "damaged: it should hold a JSON object"),
+        (b"[" * 100_000, "damaged: it is not valid JSON"),
+        (b'{"seed": ' + b"9" * 10_000 + b"}", "damaged: it is not valid JSON"),
+        (b'{"schema": "1"}', "damaged: its schema should be a number, and is '1'"),
         (b'{"schema": 99}', r"written by a newer vje \(schema 99, this one knows 1\): upgrade"),
     ],
 )
@@ -170,7 +184,9 @@ def test_a_line_cut_short_is_passed_over(run):
     assert RunFolder(run.path / "nowhere").metrics() == []
 
 
-@pytest.mark.parametrize("damage", [b'{"epoch": 2, "st', b"\x00\x00\x00", b"\xff\xfe{", b"3", b"[]"])
+@pytest.mark.parametrize(
+    "damage", [b'{"epoch": 2, "st', b"\x00\x00\x00", b"\xff\xfe{", b"3", b"[]", b"9" * 10_000, b"[" * 100_000]
+)
 def test_lines_after_a_damaged_one_are_kept(run, damage):
     lines = [json.dumps({"epoch": n, "step": 4 * n}).encode() for n in (1, 2, 3, 4)]
     run.metrics_file.write_bytes(b"\n".join([lines[0], damage, *lines[2:]]) + b"\n")
@@ -193,6 +209,15 @@ def test_what_came_after_a_step_is_forgotten(run):
 
 
 # Whole or not at all
+
+
+def test_a_line_is_on_the_disk_before_the_checkpoint_that_comes_after_it(run, monkeypatch):
+    kept = []
+    monkeypatch.setattr(os, "fsync", lambda number: kept.append(os.fstat(number).st_size))
+    for epoch in (1, 2):
+        run.append(run.metrics_file, {"epoch": epoch})
+        assert kept[-1] == run.metrics_file.stat().st_size
+    assert len(kept) == 2
 
 
 def test_files_are_replaced_whole(tmp_path):

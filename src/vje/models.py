@@ -78,8 +78,8 @@ def save_model(model: "Method", path: str | Path) -> Path:
     file = Path(path) if str(path).endswith(".safetensors") else Path(path) / "model.safetensors"
     description = describe(model) | {"weights": weights_fingerprint(model)[:16]}  # what is measured of it says the same
     weights = {name: x.detach().cpu().contiguous().clone() for name, x in model.state_dict().items()}
-    write_atomically(file, save(weights, metadata={"format": FORMAT}))
     write_json(file.with_suffix(".json"), description)
+    write_atomically(file, save(weights, metadata={"format": FORMAT}))  # last: a run that has it is finished
     return file
 
 
@@ -126,20 +126,34 @@ def load_vje(path: str | Path, device: str = "cpu") -> "VJE":
 
 
 def _assemble(description: dict[str, Any], weights: dict[str, Tensor], file: Path, device: str) -> "Method":
-    from vje.methods import find_method
-    from vje.networks.encoders import build_encoder
-
     if description.get("format") != FORMAT:
         raise UserError(f"{file.with_suffix('.json')} does not describe a model of this program.")
-    preprocessing = description["preprocessing"]
-    settings = {name: math.inf if x == "inf" else x for name, x in description["hyperparameters"].items()}
-    model = find_method(description["method"])(
-        build_encoder(**description["architecture"]),
-        **settings,
-        preprocessing=None if preprocessing is None else Preprocessing(**preprocessing),
-    )
+    try:
+        model = _build(description)
+    except UserError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:  # what constructors say
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{file.with_suffix('.json')} describes no model that can be built here ({reason}): it is damaged, or was "
+            "written by another version of vje."
+        ) from None
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(f"{file} does not fit its description: {str(error).splitlines()[-1].strip()}") from None
     return model.to(device).eval().requires_grad_(False)
+
+
+def _build(description: dict[str, Any]) -> "Method":
+    """The model that a description is of, with weights that mean nothing yet."""
+    from vje.methods import find_method
+    from vje.networks.encoders import build_encoder
+
+    preprocessing = description["preprocessing"]
+    settings = {name: math.inf if x == "inf" else x for name, x in description["hyperparameters"].items()}
+    return find_method(description["method"])(
+        build_encoder(**description["architecture"]),
+        **settings,
+        preprocessing=None if preprocessing is None else Preprocessing(**preprocessing),
+    )

@@ -173,6 +173,8 @@ class RunFolder:
         try:
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(finite(record)) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())  # or a power cut could take it, and leave the checkpoint that comes after it
         except OSError as error:
             raise cannot_write(file, error, "move the run elsewhere") from None
 
@@ -251,7 +253,8 @@ def free_names(path: Path) -> Iterator[Path]:
 
 def _is_free(folder: Path) -> bool:
     """Whether a folder is empty, or has only what a run that ended before it began leaves behind."""
-    content = [entry for entry in folder.iterdir() if entry != RunFolder(folder).lock_file]
+    left = {RunFolder(folder).lock_file, *folder.glob(".config.json.*.partial")}  # by a kill, the config half written
+    content = [entry for entry in folder.iterdir() if entry not in left]
     return not content or (content == [folder / "checkpoints"] and not any(content[0].iterdir()))
 
 
@@ -266,11 +269,13 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{file} is missing.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON or no UTF-8; numbers too long, lists too deep
         raise Damaged(f"{file} is damaged: it is not valid JSON ({error}).") from None
     schema = value.get("schema", SCHEMA) if isinstance(value, dict) else None
     if schema is None:
         raise Damaged(f"{file} is damaged: it should hold a JSON object.")
+    if not isinstance(schema, int):
+        raise Damaged(f"{file} is damaged: its schema should be a number, and is {schema!r}.")
     if schema > SCHEMA:
         raise UserError(f"{file} was written by a newer vje (schema {schema}, this one knows {SCHEMA}): upgrade vje.")
     return dict(value)
@@ -321,7 +326,7 @@ def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             yield record
