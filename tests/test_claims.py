@@ -139,11 +139,11 @@ def test_a_lock_file_that_was_removed_is_not_taken_for_the_lock(tmp_path, monkey
     """The holder before removes the file and lets go, between our opening and locking of it."""
     tries = []
 
-    def late(stream):
+    def late(stream, wait):
         tries.append(stream)
         if len(tries) == 1:
             (tmp_path / "lock").unlink()
-        return lock(stream)
+        return lock(stream, wait)
 
     monkeypatch.setattr("vje.lock.lock", late)
     with held(tmp_path / "lock"):

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from vje.data.resident import Resident, channel_statistics, load_resident
 from vje.data.sources import ArraySource, ImageSource
 from vje.data.splits import Splits, apply_split, prepare_splits
 from vje.errors import UserError
+from vje.methods import find_method
 from vje.preprocessing import Preprocessing
 
 FOLDER_BYTES = 2 * 2**30
@@ -45,6 +47,7 @@ class Data:
             "test_images": len(self.splits.test),
             "labels": self.splits.bank.labels is not None,
             "fingerprint": self.splits.train.fingerprint(),
+            "labels_fingerprint": _labels_fingerprint(self.splits.train),
             "skipped": [list(item) for item in self.skipped],
             "ignored": len(getattr(self.splits.train, "ignored", ())),
             "held_out": self.splits.held_out_names,
@@ -66,6 +69,8 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
     else:
         splits = apply_split(_open(settings), recorded["held_out"])
         _check_fingerprint(splits.train, recorded, settings.data)  # files that changed, too: a resumed run is exact
+        if find_method(config.method).needs_labels:
+            _check_labels(splits.train, recorded, settings)
     train = splits.train
     channels = settings.channels or train.channels
     resize = settings.resize or settings.size
@@ -119,6 +124,19 @@ def _check_fingerprint(train: ImageSource, recorded: dict[str, Any], data: str) 
             f"the images of {data} are not those the run was started with: put the original files back, or start a "
             "new run."
         )
+
+
+def _check_labels(train: ImageSource, recorded: dict[str, Any], settings: DataConfig) -> None:
+    if recorded.get("labels_fingerprint", "") not in ("", _labels_fingerprint(train)):
+        where = settings.data if settings.labels is None else settings.labels
+        raise UserError(
+            f"the labels in {where} are not those the run was started with, and it learns from them: put the original "
+            "ones back, or start a new run."
+        )
+
+
+def _labels_fingerprint(source: ImageSource) -> str | None:
+    return None if source.labels is None else blake2b(source.labels.tobytes(), digest_size=16).hexdigest()
 
 
 def _check_skipped(resident: Resident, recorded: dict[str, Any], data: str) -> None:

@@ -452,3 +452,20 @@ def test_files_that_are_read_otherwise_than_the_run_began_are_refused(small_conf
         monkeypatch.setattr(FolderSource, "fitted", failing)
     with pytest.raises(UserError, match=r"cannot be read \(no plug-in\), unlike" if then else "can be read, unlike"):
         build()
+
+
+@pytest.mark.parametrize(("method", "status"), [("supervised", 2), ("simsiam", 0)])
+def test_other_labels_than_the_run_began_with_are_refused_where_they_are_learned_from(
+    make_npz, tmp_path, capsys, method, status
+):
+    data, run = make_npz(tmp_path / "small.npz", train=32, test=12), tmp_path / "run"
+    options = ["--data", str(data), "--out", str(run), "--batch", "8", "--epochs", "1", "--device", "cpu"]
+    assert main(["train", "digits", "--method", method, *options]) == 0
+    (run / "model.safetensors").unlink()
+    with np.load(data) as arrays:
+        changed = {name: arrays[name] for name in arrays}
+    changed["train_labels"] = np.roll(changed["train_labels"], 1)
+    np.savez(data, **changed)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == status
+    assert ("are not those the run was started with" in capsys.readouterr().err) == bool(status)
