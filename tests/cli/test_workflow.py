@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shlex
+import sys
 
 import numpy as np
 import pytest
@@ -137,6 +138,29 @@ def test_embed_to_parquet(vje, trained, tmp_path):
     assert set(table) == COLUMNS | {"z", "mean", "variance"}
     assert table["name"] == [str(i) for i in range(32)]
     assert np.asarray(table["z"]).shape == (32, 256)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, file names are text")
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_file_names_that_are_no_text(run_cli, run, make_pixels, tmp_path, encoding):
+    """They are any bytes, and the terminal may show ASCII alone."""
+    pytest.importorskip("pyarrow")
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    Image.fromarray(make_pixels(1, 0)[0]).save(folder / "\udcff.png", "PNG")
+    (folder / "\udcfe\u732b.png").write_bytes(b"no picture")
+    for ending in ("csv", "parquet", "npz"):
+        done = run_cli(
+            *("embed", run, folder, "--out", tmp_path / f"o.{ending}", "--device", "cpu"),
+            env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert "such as \\udcfe" in done.stdout
+    assert (tmp_path / "o.csv").read_bytes().splitlines()[1].startswith(b"\xff.png,")
+    from pyarrow import parquet
+
+    assert parquet.read_table(tmp_path / "o.parquet")["name"].to_pylist() == ["?.png"]
+    assert np.load(tmp_path / "o.npz")["name"].tolist() == ["\udcff.png"]
 
 
 def test_embed_replaces_a_file_only_when_told(vje, trained, tmp_path):

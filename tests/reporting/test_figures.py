@@ -8,7 +8,7 @@ from PIL import Image
 from vje.errors import UserError
 from vje.recipes import load_recipe
 from vje.reporting.compare import Group, Run, save_comparison
-from vje.reporting.figures import save_figure
+from vje.reporting.figures import drawable, save_figure
 from vje.reporting.gallery import save_gallery
 from vje.reporting.geometry import save_geometry, save_training
 from vje.reporting.ood import ood_curves, save_densities, save_roc
@@ -274,6 +274,28 @@ def test_a_dollar_in_a_runs_name_begins_no_formula(drawn, tmp_path):
     (axis,) = drawn["panels"].axes
     assert axis.get_title() == r"a\$b\$" and axis.get_ylabel() == "KL (nats)"
     assert legend_of(axis) == ["standard likelihood"] and points_of(axis.lines[0]) == [(1, 5), (2, 4)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_caption_may_hold_what_no_font_has_and_what_would_begin_a_formula(tmp_path):
+    captions = ["\u732b.jpg", drawable("$\\foo$.jpg"), drawable("\udcff.jpg")]
+    for file in (tmp_path / "x.png", tmp_path / "x.pdf"):
+        save_gallery(file, [("row", [np.zeros((1, 4, 4), np.uint8)] * 3, captions)])
+        assert file.stat().st_size > 1000
+
+
+def test_names_of_classes_sets_and_groups_are_drawn_as_they_are(drawn, tmp_path):
+    names = ["$\\foo$", "\udcff\n", "_one"]
+    shown = [r"\$\foo\$", "\ufffd\ufffd", "\u200b_one"]
+    save_geometry(tmp_path / "x.png", PLACES, np.arange(4) % 3, STATISTICS, names)
+    assert legend_of(drawn["geometry"].axes[0]) == shown
+    save_roc(tmp_path / "x.png", [curves_of(SCORES, dict.fromkeys(names, SCORES + 1))], ["nll"])
+    assert [axis.get_title() for axis in drawn["ood"].axes] == shown
+    save_densities(tmp_path / "x.png", SCORES, dict.fromkeys(names, SCORES + 1))
+    assert [legend_of(axis)[1] for axis in drawn["ood"].axes] == shown
+    line = [(1, 10.0, 0.0), (2, 20.0, 0.0)]
+    save_panels(tmp_path / "x.png", [""], [""], {("", ""): dict.fromkeys(("a$b$", "_one"), line)})
+    assert legend_of(drawn["panels"].axes[0]) == [r"a\$b\$", "\u200b_one"]
 
 
 def test_every_line_of_many_looks_different_and_none_lies_under_the_legend(drawn, tmp_path):

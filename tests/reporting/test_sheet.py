@@ -47,6 +47,11 @@ def test_each_image_is_over_its_own_score_and_name(draw):
     )
 
 
+def test_captions_are_names_that_can_be_drawn(draw):
+    (_, [(_, _, captions)]) = draw({"odd": [(1.0, 1), (1.0, 2)]}, ["", "from $1 to $2", "\udcff.jpg"].__getitem__)
+    assert captions == ["1.0\nfrom \\$1 to \\$2", "1.0\n\ufffd.jpg"]
+
+
 def test_long_rows_go_on_below_without_a_title(draw):
     count, strips = draw({"odd": [(float(place), place) for place in range(10, 22)]})
     assert count == 12 and [(title, levels) for title, levels, _ in strips] == [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from vje.cli.checks import at_least, check_model
+from vje.cli.rows import valid_unicode
 from vje.cli.subject import Batch, Device, Workers, ready_device
 from vje.errors import UserError, cannot_write
 
@@ -149,7 +150,7 @@ def _write_as(
             unreadable = np.asarray([f"{name}: {reason}" for name, reason in failures], dtype=str)
             np.savez(stream, **columns, unreadable=unreadable)  # type: ignore[arg-type]
     elif suffix == ".csv":
-        with partial.open("w", newline="", encoding="utf-8") as stream:
+        with partial.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
             writer = csv.writer(stream)
             writer.writerow(columns)
             writer.writerows(zip(*(x.tolist() for x in columns.values()), strict=True))
@@ -158,4 +159,5 @@ def _write_as(
         from pyarrow import parquet
 
         lists = {name: list(x) if x.ndim > 1 else x for name, x in columns.items()}
+        lists["name"] = [valid_unicode(name) for name in columns["name"].tolist()]
         parquet.write_table(pyarrow.table(lists), partial)

@@ -1,6 +1,7 @@
 """``vje``: finds the command and hands over. Nothing heavy is imported before a command needs it."""
 
 import difflib
+import io
 import os
 import sys
 import warnings
@@ -34,6 +35,8 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as standard error is: a file's name may hold what cannot be printed
+        sys.stdout.reconfigure(errors="backslashreplace")
     # OpenMP threads that spin long while they wait are several times slower on a machine that does other work too.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:

@@ -79,7 +79,7 @@ class ParquetTable:
         """Add rows."""
         import pyarrow
 
-        columns = zip(*([_text(value) for value in row] for row in rows), strict=True)
+        columns = zip(*([valid_unicode(value) for value in row] for row in rows), strict=True)
         arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         try:
             self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=self._schema))
@@ -144,8 +144,8 @@ def _records(file: Path) -> Iterator[tuple[list[str], int]]:
             record = b""
 
 
-def _text(value: Any) -> Any:
-    """Parquet wants valid Unicode."""
+def valid_unicode(value: Any) -> Any:
+    """What Parquet takes: of a file name that is no valid Unicode, what is."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vje.evaluation.geometry import STATISTICS
 from vje.methods.vje import VJE
-from vje.reporting.figures import save_figure
+from vje.reporting.figures import drawable, save_figure
 from vje.reporting.panels import save_panels
 
 
@@ -66,7 +66,7 @@ def save_geometry(
     axis = figure.add_subplot(grid[:, :2])
     for place, number in enumerate(np.unique(labels)):
         rows = labels == number
-        name = str(number) if classes is None else classes[number]
+        name = str(number) if classes is None else drawable(classes[number])
         shown = name if place < 20 else None  # a legend of more would cover the map
         axis.scatter(places[rows, 0], places[rows, 1], s=2, label=shown, color=f"C{place % 10}", rasterized=True)
     axis.legend(fontsize=7, markerscale=4, loc="best")
@@ -92,12 +92,12 @@ def save_training(file: Path, training: Mapping[str, Sequence[Any]], run: str, l
         run: its name, for the titles.
         likelihood: that it was trained with, for the legends.
     """
-    column, curves = run.replace("$", r"\$"), {}  # a dollar would begin a formula
+    curves = {}
     for name, values in training.items():
         if name != "epoch":
             points = [(epoch, _height(value), 0.0) for epoch, value in zip(training["epoch"], values, strict=True)]
-            curves[VJE.quantity(name).title, column] = {f"{likelihood} likelihood": points}
-    save_panels(file, [column], [title for title, _ in curves], curves)
+            curves[VJE.quantity(name).title, run] = {f"{likelihood} likelihood": points}
+    save_panels(file, [run], [title for title, _ in curves], curves)
 
 
 def _height(value: float | str | None) -> float:

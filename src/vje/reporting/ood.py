@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vje.reporting.figures import save_figure
+from vje.reporting.figures import drawable, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def save_roc(file: Path, found: Sequence[Mapping[str, Any]], scores: Sequence[st
             (line,) = axis.plot(x, mean, label=f"{found[0]['titles'][score]} {np.mean(areas):.1f}{spread}", lw=1.3)
             axis.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.2, lw=0)
         axis.plot([0, 1], [0, 1], color="gray", lw=0.7, ls=":")
-        axis.set(title=data, xlabel="ID images flagged", ylabel="OOD images caught")
+        axis.set(title=drawable(data), xlabel="ID images flagged", ylabel="OOD images caught")
         axis.legend(fontsize=7, title="AUROC", title_fontsize=7, loc="lower right")
     save_figure(figure, file, DPI)
 
@@ -65,8 +65,8 @@ def save_densities(file: Path, inside: Array, outside: Mapping[str, Array], labe
     for axis, (data, scores) in zip(axes, outside.items(), strict=False):
         found = densities(inside, scores, bins=80)
         axis.stairs(found["inside"], found["edges"], fill=True, alpha=0.55, label="in-distribution", color="C0")
-        axis.stairs(found["outside"], found["edges"], fill=True, alpha=0.55, label=data, color="C3")
-        axis.set(title=data, xlabel=label, yticks=[])
+        axis.stairs(found["outside"], found["edges"], fill=True, alpha=0.55, label=drawable(data), color="C3")
+        axis.set(title=drawable(data), xlabel=label, yticks=[])
         axis.legend(fontsize=7, loc="upper left")
     save_figure(figure, file, DPI)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vje.reporting.figures import save_figure
+from vje.reporting.figures import drawable, save_figure
 
 Point = tuple[int, float, float]
 """Epoch; mean and sample standard deviation over seeds."""
@@ -66,9 +66,10 @@ def save_panels(
                 epochs, mean, std = (np.array(x, dtype=float) for x in zip(*points, strict=True))
                 color, (dash, mark) = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
                 mark = mark if len(points) < 30 else ""
-                axis.plot(epochs, mean, dash, color=color, label=textwrap.fill(name, 44), marker=mark, markersize=4)
+                label = "\n".join(drawable(line) for line in textwrap.wrap(name, 44))
+                axis.plot(epochs, mean, dash, color=color, label=label, marker=mark, markersize=4)
                 axis.fill_between(epochs, mean - std, mean + std, color=color, alpha=0.2, lw=0)
-        axis.set(title=column, xlabel="epoch", ylabel=strip)
+        axis.set(title=drawable(column), xlabel="epoch", ylabel=strip)
         axis.grid(alpha=0.3)
         if axis.has_data():
             axis.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))

@@ -6,6 +6,7 @@ from pathlib import Path
 from vje.data.decode import UnreadableImage
 from vje.data.sources import ImageSource
 from vje.preprocessing import Preprocessing
+from vje.reporting.figures import drawable
 from vje.reporting.gallery import save_gallery
 
 COLUMNS = 10
@@ -71,7 +72,7 @@ def save_sheet(
                 images.append(source.fitted(place, preprocessing.size, preprocessing.crop, preprocessing.channels))
             except UnreadableImage:  # it could be read when it was scored
                 continue
-            captions.append(f"{score:.1f}\n{_short(Path(name(place)).name)}")
+            captions.append(f"{score:.1f}\n{drawable(_short(Path(name(place)).name))}")
         for start in range(0, len(images), COLUMNS):
             part = slice(start, start + COLUMNS)
             sheet.append(("" if start else title, images[part], captions[part]))
