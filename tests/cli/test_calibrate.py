@@ -8,6 +8,7 @@ from PIL import Image
 
 from vje.data.arrays import load_npz
 from vje.data.folders import scan_folder
+from vje.ood.conformal import Calibration
 from vje.ood.detector import ImageDetector
 from vje.runs import RunFolder
 
@@ -52,10 +53,29 @@ def test_calibration_refuses_what_was_trained_on(vje, run: Path, tmp_path: Path)
     kept = [str(i) for i in range(0, 50, 10)]
     train = everything.subset([i for i in range(50) if str(i) not in kept])
     folder.write("data", {"held_out": kept, "fingerprint": train.fingerprint()})
-    answer = vje("calibrate", run, "--data", tmp_path / "set.npz", "--split", "train")
+    np.savez(tmp_path / "only.npz", images=train.images)
+    answer = vje("calibrate", run, "--data", tmp_path / "only.npz")
     assert answer.status == 2 and "was trained on" in answer.err
     answer = vje("calibrate", run, "--data", tmp_path / "set.npz", "--split", "val")
     assert answer.status == 2 and "has no val split; it has test, train" in answer.err
+
+
+def test_of_a_runs_own_images_in_another_place_the_held_out_ones_are_taken(vje, run: Path, pictures: Path) -> None:
+    folder, files = RunFolder.open(run), scan_folder(pictures)
+    config = folder.read("config")
+    there = str(pictures.absolute())
+    folder.write("config", config | {"data": config["data"] | {"data": there}})
+    kept = list(files.files[:3])
+    trained = files.subset(range(3, len(files))).fingerprint()
+    folder.write("data", {"held_out": kept, "fingerprint": trained, "path": there})
+    assert vje("calibrate", run).status == 0
+    expected = Calibration.read(run / "calibration.safetensors").scores
+    moved = pictures.rename(pictures.with_name("moved"))
+    answer = vje("calibrate", run)
+    assert answer.status == 2 and f"was trained on {there}, which is not there" in answer.err
+    answer = vje("calibrate", run, "--data", moved)
+    assert answer.status == 0 and f"3 of its {len(files)} images are used, those that {run} held out" in answer.out
+    assert Calibration.read(run / "calibration.safetensors").scores.tolist() == expected.tolist()
 
 
 def test_calibration_refuses_some_of_what_was_trained_on(vje, run: Path, pictures: Path) -> None:
@@ -71,7 +91,7 @@ def test_calibration_refuses_some_of_what_was_trained_on(vje, run: Path, picture
     answer = vje("calibrate", run, "--data", chosen)
     assert answer.status == 2 and f"{chosen} holds images that {run} was trained on (2 of 3)" in answer.err
     answer = vje("calibrate", run, "--data", pictures)
-    assert answer.status == 2 and "(12 of 13)" in answer.err
+    assert answer.status == 0 and "1 of its 13 images are used" in answer.out
     (pictures / "later").mkdir()
     Image.new("RGB", (8, 8)).save(pictures / "later" / "new.png")
     answer = vje("calibrate", run, "--data", pictures / "later")

@@ -26,7 +26,8 @@ class Options:
     """Store the scores of held-out images with a run, so that `vje score` can give p-values and tell outliers.
 
     The images must be like those that count as normal, and the run must not have trained on them. Without --data they
-    are the run's own test images. A calibration that is there already is replaced.
+    are the run's own test images; given all images of the run, --data takes those that it held out. A calibration
+    that is there already is replaced.
     """
 
     run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
@@ -71,7 +72,7 @@ def run(arguments: list[str]) -> int:
         RunFolder.open(options.run)
     check_vje(options.run)
     source = _own_images(options) if options.data is None else _given_images(options)
-    _refuse_trained(options.run, source)
+    source = _not_trained(options.run, source)
 
     from rich.console import Console
 
@@ -111,19 +112,30 @@ def _data_dir(run: Path) -> Path:
     return Path(stored.get("data_dir", "data"))
 
 
-def _refuse_trained(run: Path, source: ImageSource) -> None:
-    """Images that were trained on look more typical than new ones, and the false-alarm rate would not hold."""
+def _not_trained(run: Path, source: ImageSource) -> ImageSource:
+    """Refuse images that were trained on, which look more typical than new ones: the false-alarm rate would not hold.
+
+    Of the very images of the run, perhaps in another place by now, those that it held out are taken.
+    """
+    import numpy as np
+
     from vje.ood.unseen import unseen
 
     folder = RunFolder(run)
     if not (folder.path / "data.json").is_file():
-        return
-    trained = len(source) - len(unseen(source, folder.read("data"), _images_of(folder)))
-    if trained:
-        raise UserError(
-            f"{source.name} holds images that {run} was trained on ({trained:,} of {len(source):,}); the false-alarm "
-            "rate would not hold. Leave out --data to use the run's own held-out images, or give others."
-        )
+        return source
+    recorded = folder.read("data")
+    new = unseen(source, recorded, _images_of(folder))
+    trained = np.setdiff1d(np.arange(len(source)), new)
+    if not len(trained):
+        return source
+    if len(new) and source.subset(trained).fingerprint() == recorded["fingerprint"]:
+        print(f"{source.name}: {len(new):,} of its {len(source):,} images are used, those that {run} held out.")
+        return source.subset(new)
+    raise UserError(
+        f"{source.name} holds images that {run} was trained on ({len(trained):,} of {len(source):,}); the false-alarm "
+        "rate would not hold. Leave out --data to use the run's own held-out images, or give others."
+    )
 
 
 def _images_of(folder: RunFolder) -> "Splits | None":

@@ -55,7 +55,8 @@ def own_data(folder: RunFolder, given: str) -> str:
     if not Path(recorded).exists():
         raise UserError(
             f"{folder.path} was trained on {recorded}, which is not there: put it back, or say where it is now "
-            "with --data PATH (`vje train --resume`, `evaluate`, `probe`, `geometry`, `ood` and `report` have it)."
+            "with --data PATH (`vje train --resume`, `evaluate`, `probe`, `geometry`, `calibrate`, `ood` and `report` "
+            "have it)."
         )
     return str(recorded)
 
