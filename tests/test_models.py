@@ -242,6 +242,9 @@ def test_a_missing_path_and_a_folder_of_something_else_are_told(tmp_path):
         load(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is not a run folder"):
         load(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"notes\.txt is neither a run folder nor a \.safetensors file"):
+        load(tmp_path / "notes.txt")
 
 
 # Starting from another model

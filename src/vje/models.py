@@ -43,6 +43,8 @@ def load(path: str | Path, device: str = "cpu") -> "Method":
             prefix = "method."
             weights = {k.removeprefix(prefix): x for k, x in newest.tensors.items() if k.startswith(prefix)}
             return _assemble(read_json(file.with_suffix(".json")), weights, file, device)
+    if file.suffix != ".safetensors":
+        raise UserError(f"{path} is neither a run folder nor a .safetensors file.")
     return _assemble(read_json(file.with_suffix(".json")), _read_weights(file), file, device)
 
 

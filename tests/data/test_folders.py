@@ -93,5 +93,8 @@ def test_scan_paths(tmp_path: Path, picture: Picture) -> None:
     assert scan_paths([tmp_path / "x"]).files == ["one.png"]
     with pytest.raises(UserError, match="does not exist"):
         scan_paths([one, tmp_path / "gone.png"])
+    (tmp_path / "x" / "link.png").symlink_to(tmp_path / "gone.png")  # as "x/*.png" names it, and as "x" does
+    assert scan_paths([one, tmp_path / "x" / "link.png"]).files == ["one.png", "link.png"]
+    assert scan_paths([tmp_path / "x"]).files == ["link.png", "one.png"]
     with pytest.raises(UserError, match="no images were named"):
         scan_paths([])

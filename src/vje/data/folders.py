@@ -57,7 +57,7 @@ def scan_paths(paths: Sequence[str | os.PathLike[str]], every: bool = False) -> 
             inside = scan_folder(path, every)
             found |= {path.absolute() / name: None for name in inside.files}
             ignored += inside.ignored
-        elif path.exists():
+        elif os.path.lexists(path):  # also a link to what is gone: that file cannot be read, and the others can
             found[path.absolute()] = None
         else:
             raise UserError(f"{path} does not exist; give image files or folders that do")
