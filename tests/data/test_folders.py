@@ -63,6 +63,19 @@ def test_links_are_followed_once(tmp_path: Path, picture: Picture) -> None:
     assert scan_folder(tmp_path).files == ["file.png", "linked/a.png", "real/b.png"]
 
 
+def test_runs_that_were_started_in_the_folder_are_no_part_of_it(tmp_path: Path, picture: Picture) -> None:
+    picture("cat/a.png"), picture("dog/b.png"), picture("runs/folder/ood-roc.png")
+    run = tmp_path / "runs" / "folder"
+    for name in ("config.json", "data.json"):
+        (run / name).touch()
+    assert scan_folder(tmp_path).classes == ["cat", "dog", "runs"]  # no run yet, but someone's pictures
+    (run / "environment.json").touch()
+    for every in (False, True):
+        assert scan_folder(tmp_path, every).files == ["cat/a.png", "dog/b.png"]
+    assert scan_folder(tmp_path).classes == ["cat", "dog"]
+    assert scan_folder(run).files == ["ood-roc.png"]  # asked for by itself
+
+
 def test_empty_folder_says_what_counts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     (tmp_path / "b.csv").touch()

@@ -9,12 +9,15 @@ import numpy as np
 from vje.data.sources import IMAGE_EXTENSIONS, FolderSource
 from vje.errors import UserError
 
+_OF_A_RUN = {"config.json", "data.json", "environment.json"}
+"""Files of every run folder, which also holds pictures: its figures."""
+
 
 def scan_folder(root: str | os.PathLike[str], every: bool = False) -> FolderSource:
     """All image files under ``root``, sorted by relative path.
 
-    Files count by extension; hidden folders are not entered, and hidden and other files go to ``ignored``. If every
-    image lies in one of two or more folders directly under ``root``, those folders are its classes.
+    Files count by extension; hidden folders and run folders are not entered, and hidden and other files go to
+    ``ignored``. If every image lies in one of two or more folders directly under ``root``, those are its classes.
 
     Args:
         root: the folder.
@@ -91,7 +94,8 @@ def no_images(root: Path, seen: int) -> UserError:
 def walk(root: Path) -> Iterator[str]:
     """Relative paths of all files under ``root``, each folder once however many links lead to it.
 
-    Real folders come before linked ones, so that a link never takes the place of the folder it points to.
+    Real folders come before linked ones, so that a link never takes the place of the folder it points to. Run folders
+    under ``root`` are not entered: what trains on the folder that it is started in does not become part of its data.
     """
     folders, links = [""], list[str]()
     seen: set[str] = set()
@@ -105,6 +109,8 @@ def walk(root: Path) -> Iterator[str]:
             entries = sorted(os.scandir(real), key=lambda entry: entry.name)
         except OSError as error:
             raise UserError(f"cannot look into {root / folder}: {error.strerror}; check its permissions") from error
+        if folder and {entry.name for entry in entries} >= _OF_A_RUN:
+            continue
         for entry in entries:
             name = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.is_dir():
