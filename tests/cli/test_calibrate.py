@@ -100,6 +100,14 @@ def test_calibration_refuses_some_of_what_was_trained_on(vje, run: Path, picture
     assert vje("calibrate", run, "--data", pictures.with_name("gone") / "later").status == 0
 
 
+def test_calibration_with_nothing_readable_says_why(vje, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "mine" / name).touch()
+    answer = vje("calibrate", run, "--data", tmp_path / "mine")
+    assert answer.status == 2 and answer.err.endswith("with could be read; 1.jpg: the file is empty\n")
+
+
 def test_calibration_with_a_folder_or_for_a_model_file(vje, run: Path, pictures: Path) -> None:
     answer = vje("calibrate", run, "--data", pictures)
     assert answer.status == 0 and "1 of 13 files could not be read" in answer.out

@@ -201,7 +201,7 @@ def test_mistakes(make_model, make_source, tmp_path):
         compute_features(make_model(preprocessing=None), make_source())
     for i in range(3):
         (tmp_path / f"{i}.png").touch()
-    with pytest.raises(UserError, match=r"none of the 3 images of .* could be read"):
+    with pytest.raises(UserError, match=r"none of the 3 images of .* could be read; 0\.png: the file is empty"):
         compute_features(make_model(), scan_folder(tmp_path))
 
 

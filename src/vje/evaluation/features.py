@@ -68,7 +68,8 @@ def compute_features(
         if report is not None:
             report(sum(map(len, kept)) + len(failures), len(source))
     if not z:
-        raise UserError(f"none of the {len(source)} images of {source.name} could be read.")
+        first = f"; {failures[0][0]}: {failures[0][1]}" if failures else ""
+        raise UserError(f"none of the {len(source)} images of {source.name} could be read{first}")
     return _assemble(source, torch.cat(z), torch.cat(slow) if slow else None, torch.cat(kept), failures)
 
 

@@ -170,14 +170,16 @@ class ImageDetector:
         if isinstance(source, list):
             found.append(self.score(source)[score])
         else:
-            done = 0
+            done, reason = 0, ""
             for batch in self.stream(source, batch_size=batch_size, workers=workers):
                 found += [batch.scores[score]] if batch.scores else []
+                if batch.failures and not reason:
+                    reason = f"; {source.names[batch.failures[0][0]]}: {batch.failures[0][1]}"
                 done += len(batch.indices) + len(batch.failures)
                 if report is not None:
                     report(done, len(source))
-        if not found:
-            raise UserError("none of the images to calibrate with could be read.")
+            if not found:
+                raise UserError(f"none of the {len(source)} images to calibrate with could be read{reason}")
         self.calibration = Calibration(
             sorted_scores(SCORES[score] * torch.cat(found).double().numpy()),
             score,
