@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import batch_norm as normalize_batch
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gather
 from vje.networks.heads import mlp
@@ -88,5 +88,4 @@ class BarlowTwins(Method):
             first, second = (gather(x) for x in at_least_float32(projection).chunk(2))
             invariance, redundancy = barlow_terms(first, second)
             loss = self.loss_scale * (invariance + self.lambd * redundancy)
-        parts = report(loss, invariance=invariance, redundancy=redundancy)
-        return StepOutput(loss, parts, z[: len(views[0])].detach().float())
+        return step_output(loss, z[: len(views[0])], invariance=invariance, redundancy=redundancy)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.heads import mlp
 from vje.networks.target import moving_average
@@ -81,7 +81,7 @@ class BYOL(Method):
         prediction = self.apart(self.predictor, self.apart(self.projector, z))
         with torch.autocast(z.device.type, enabled=False):
             loss = byol_loss(at_least_float32(prediction), at_least_float32(target))
-        return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
+        return step_output(loss, z[: len(views[0])])
 
     def after_step(self, momentum: float | Tensor) -> None:
         """Move the target encoder and projector towards the trained ones."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gather
 from vje.networks.heads import mlp
@@ -124,8 +124,7 @@ class LeJEPA(Method):
             prediction = prediction_loss(y)
             regularization = sigreg(y, self._directions(y, draws), self.knots, self.t_max)
             loss = (1 - self.lambd) * prediction + self.lambd * regularization
-        parts = report(loss, prediction=prediction, sigreg=regularization)
-        return StepOutput(loss, parts, z[: len(views[0])].detach().float())
+        return step_output(loss, z[: len(views[0])], prediction=prediction, sigreg=regularization)
 
     def _directions(self, y: Tensor, draws: Draws | None) -> Tensor:
         """Unit vectors ``[P, M]``, uniform on the sphere; the same in every process, whatever images it has."""

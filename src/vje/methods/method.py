@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vje.likelihood import at_least_float32
 from vje.networks.encoders import Encoder, build_encoder
 from vje.preprocessing import Preprocessing
-from vje.random import Draws
+from vje.random import Draws, Stream
 
 RAW_PIXELS = (
     "float images are taken to be normalised already, and these have no value below 0, as if they were pixels: give "
@@ -234,6 +234,19 @@ def two_views(method: Method, views: Sequence[Tensor]) -> None:
         raise ValueError(f"{type(method).__name__} compares two views of each image, got {len(views)}")
 
 
-def report(loss: Tensor, **parts: Tensor) -> dict[str, Tensor]:
-    """What a step reports: the loss and its parts, each averaged and detached."""
-    return {name: value.detach().float().mean() for name, value in {"loss": loss, **parts}.items()}
+def two_view_noise(mean: Tensor, draws: Draws | None, samples: int = 1) -> Tensor:
+    """Standard normal noise ``[K, 2B, D]`` for posteriors of both views, whose means are ``[2B, D]``.
+
+    Without draws it is from torch's global generator.
+    """
+    shape = (samples, *mean.shape)
+    if draws is None:
+        return torch.randn(shape, device=mean.device, dtype=mean.dtype)
+    flat = draws.normal(Stream.POSTERIOR, samples * 2 * mean.shape[1])  # [B, K * 2 * D]
+    return flat.view(-1, samples, 2, mean.shape[1]).permute(1, 2, 0, 3).reshape(shape)
+
+
+def step_output(loss: Tensor, z: Tensor, **parts: Tensor) -> StepOutput:
+    """What a step gives: its loss, the means of that and its parts, and the first view's embeddings ``[B, D]``."""
+    averages = {name: at_least_float32(x.detach()).mean() for name, x in {"loss": loss, **parts}.items()}
+    return StepOutput(loss, averages, z.detach().float())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gathered
 from vje.networks.normalization import group_batch_norm, interleaved, restored
@@ -123,7 +123,7 @@ class MoCo(Method):
             loss = len(asked) * info_nce_loss(at_least_float32(query), key, negatives, self.temperature)
             if self.training:
                 self.negatives.copy_(bank[: self.queue])
-        return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
+        return step_output(loss, z[: len(views[0])])
 
     def _encode_keys(self, views: Sequence[Tensor]) -> Tensor:
         """Embeddings by the key encoder, whose batch norm sees each image among others than the query's."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gather
 from vje.networks.heads import mlp
@@ -77,4 +77,4 @@ class SimCLR(Method):
         with torch.autocast(z.device.type, enabled=False):
             projected = torch.cat([gather(view) for view in at_least_float32(projected).chunk(2)])
             loss = nt_xent_loss(projected, self.temperature)
-        return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
+        return step_output(loss, z[: len(views[0])])

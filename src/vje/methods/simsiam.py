@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.heads import mlp
 from vje.preprocessing import Preprocessing
@@ -70,7 +70,7 @@ class SimSiam(Method):
         prediction = self.apart(self.predictor, projection)
         with torch.autocast(z.device.type, enabled=False):
             loss = simsiam_loss(at_least_float32(prediction), at_least_float32(projection))
-        return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
+        return step_output(loss, z[: len(views[0])])
 
     def constant_rate(self) -> Iterable[nn.Parameter]:
         """The predictor's parameters, as the authors found best."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import Method, StepOutput, report
+from vje.methods.method import Method, StepOutput, step_output
 from vje.networks.encoders import Encoder
 from vje.preprocessing import Preprocessing
 from vje.random import Draws
@@ -59,4 +59,4 @@ class Supervised(Method):
             logits = at_least_float32(logits)
             loss = cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
             accuracy = (logits.argmax(1) == labels).float()
-        return StepOutput(loss, report(loss, accuracy=accuracy), z.detach().float())
+        return step_output(loss, z, accuracy=accuracy)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gather
 from vje.networks.heads import mlp
@@ -133,7 +133,7 @@ class SwAV(Method):
             scores = normalize(projected, dim=1) @ self._directions().T  # [2B, K], of all processes
             assignments = torch.cat([sinkhorn(view, self.epsilon, self.iterations) for view in scores.chunk(2)])
             loss = swapped_prediction_loss(scores, assignments, self.temperature)
-        return StepOutput(loss, report(loss), z[: len(views[0])].detach().float())
+        return step_output(loss, z[: len(views[0])])
 
     def after_step(self, momentum: float | Tensor) -> None:
         """Put frozen prototypes back, and count.

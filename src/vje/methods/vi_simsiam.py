@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, normalize, softplus
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gathered
 from vje.networks.heads import mlp
@@ -194,8 +194,8 @@ class VISimSiam(Method):
             nats = nll + self.kl_weight * kl
             loss = nats.mean() / gathered(kappa).mean()
             cosine = cosine_similarity(prediction, other, dim=1)
-        parts = report(loss, loss_nats=nats, ps_nll=nll, kl=kl, kappa=kappa, cosine=cosine)
-        return StepOutput(loss, parts, z[: len(views[0])].detach().float())
+        parts = {"loss_nats": nats, "ps_nll": nll, "kl": kl, "kappa": kappa, "cosine": cosine}
+        return step_output(loss, z[: len(views[0])], **parts)
 
     def constant_rate(self) -> Iterable[nn.Parameter]:
         """The predictor's parameters, as SimSiam's authors found best; the concentration's settle with the rest."""

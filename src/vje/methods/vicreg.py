@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss, relu
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, StepOutput, step_output, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.gather import gather
 from vje.networks.heads import mlp
@@ -95,5 +95,5 @@ class VICReg(Method):
             first, second = (gather(x) for x in at_least_float32(projection).chunk(2))
             invariance, variance, covariance = vicreg_terms(first, second)
             loss = self.invariance * invariance + self.variance * variance + self.covariance * covariance
-        parts = report(loss, invariance_loss=invariance, variance_loss=variance, covariance_loss=covariance)
-        return StepOutput(loss, parts, z[: len(views[0])].detach().float())
+        parts = {"invariance_loss": invariance, "variance_loss": variance, "covariance_loss": covariance}
+        return step_output(loss, z[: len(views[0])], **parts)

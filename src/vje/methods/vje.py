@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from vje.likelihood import at_least_float32, directional_nll, radial_nll, standard_nll
-from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, two_views
+from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, step_output, two_view_noise, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.inference import InferenceNetwork
 from vje.networks.target import moving_average
 from vje.posterior import DiagonalGaussian
 from vje.preprocessing import Preprocessing
-from vje.random import Draws, Stream
+from vje.random import Draws
 
 Term = Literal["directional", "radial", "kl"]
 Likelihood = Literal["factorized", "standard"]
@@ -117,17 +117,26 @@ class VJE(Method):
             labels: not used.
         """
         two_views(self, views)
-        target = self._target_embeddings(views)  # first, while no activations are kept: less memory in all
+        with torch.no_grad():  # first, while no activations are kept: less memory in all
+            ema = None if self.target is None else at_least_float32(self.encode(self.target, views))
         z = at_least_float32(self.encode(self.encoder, views))  # [2B, D], view 1 first
-        observed = (z.detach() if target is None else target).roll(len(views[0]), 0)  # the other view's, held fixed
+        target = (z.detach() if ema is None else ema).roll(len(views[0]), 0)  # the other view's, held fixed
         with torch.autocast(z.device.type, enabled=False):  # log-densities in half precision are wrong
             posterior = self.inference(z)
-            noise = self._noise(posterior.mean, draws)
-            sample = posterior.mean if noise is None else posterior.sample(noise)  # [K, 2B, D], or [2B, D] at K = 0
-            parts = self._nll(observed, sample, posterior.variance)
-            parts["kl"] = posterior.kl()
+            sample = posterior.mean  # [2B, D] at K = 0, else [K, 2B, D]
+            if self.samples > 0:
+                sample = posterior.sample(two_view_noise(posterior.mean, draws, self.samples))
+            parts = self._nll(target, sample, posterior.variance) | {"kl": posterior.kl()}
             loss = torch.stack([weight * parts[name].mean() for name, weight in self._weights().items()]).sum()
-        return StepOutput(loss, self._report(loss, parts, z, posterior), z[: len(views[0])].detach())
+            with torch.no_grad():
+                parts |= {
+                    "variance": posterior.mean_variance(),
+                    "anisotropy": posterior.anisotropy(),
+                    "norm_z": torch.linalg.vector_norm(z, dim=-1),
+                    "norm_mean": torch.linalg.vector_norm(posterior.mean, dim=-1),
+                    "cosine_mean_z": cosine_similarity(posterior.mean, z, dim=-1),
+                }
+        return step_output(loss, z[: len(views[0])], **parts)
 
     def after_step(self, momentum: float | Tensor) -> None:
         """Move the EMA target towards the encoder."""
@@ -145,35 +154,19 @@ class VJE(Method):
             self.target.eval()
         return self
 
-    def _target_embeddings(self, views: Sequence[Tensor]) -> Tensor | None:
-        """Embeddings by the EMA encoder, ``[2B, D]``, if there is one."""
-        if self.target is None:
-            return None
-        with torch.no_grad():
-            return at_least_float32(self.encode(self.target, views))
-
-    def _noise(self, mean: Tensor, draws: Draws | None) -> Tensor | None:
-        """Standard normal noise ``[K, 2B, D]``; none at K = 0."""
-        if self.samples == 0:
-            return None
-        shape = (self.samples, *mean.shape)
-        if draws is None:
-            return torch.randn(shape, device=mean.device, dtype=mean.dtype)
-        batch = len(mean) // 2
-        flat = draws.normal(Stream.POSTERIOR, self.samples * 2 * mean.shape[1])  # [B, K * 2 * D]
-        return flat.view(batch, self.samples, 2, -1).permute(1, 2, 0, 3).reshape(shape)
-
-    def _nll(self, observed: Tensor, sample: Tensor, variance: Tensor) -> dict[str, Tensor]:
+    def _nll(self, z: Tensor, s: Tensor, variance: Tensor) -> dict[str, Tensor]:
+        """The terms of the likelihood."""
         if self.likelihood == "standard":
             with torch.no_grad():  # reported beside it, to compare the two likelihoods in the same terms
-                factors = self._factors(observed, sample, variance)
-            return {"nll_standard": standard_nll(observed, sample, variance, self.nu), **factors}
-        return self._factors(observed, sample, variance)
+                factors = self._factors(z, s, variance)
+            return {"nll_standard": standard_nll(z, s, variance, self.nu), **factors}
+        return self._factors(z, s, variance)
 
-    def _factors(self, observed: Tensor, sample: Tensor, variance: Tensor) -> dict[str, Tensor]:
+    def _factors(self, z: Tensor, s: Tensor, variance: Tensor) -> dict[str, Tensor]:
+        """Direction and norm (Eq. factorized-likelihood)."""
         return {
-            "nll_directional": directional_nll(observed, sample, variance, self.nu, self.center_variance),
-            "nll_radial": radial_nll(observed, sample, self.nu),
+            "nll_directional": directional_nll(z, s, variance, self.nu, self.center_variance),
+            "nll_radial": radial_nll(z, s, self.nu),
         }
 
     def _weights(self) -> dict[str, float]:
@@ -183,27 +176,22 @@ class VJE(Method):
             return weights | ({"nll_standard": 1.0} if {"directional", "radial"} & set(self.terms) else {})
         return weights | {f"nll_{term}": 1.0 for term in ("directional", "radial") if term in self.terms}
 
-    def _report(
-        self, loss: Tensor, parts: dict[str, Tensor], z: Tensor, posterior: DiagonalGaussian
-    ) -> dict[str, Tensor]:
-        with torch.no_grad():
-            statistics = {
-                "loss": loss,
-                **parts,
-                "variance": posterior.mean_variance(),
-                "anisotropy": posterior.anisotropy(),
-                "norm_z": torch.linalg.vector_norm(z, dim=-1),
-                "norm_mean": torch.linalg.vector_norm(posterior.mean, dim=-1),
-                "cosine_mean_z": cosine_similarity(posterior.mean, z, dim=-1),
-            }
-            return {name: value.detach().mean() for name, value in statistics.items()}
-
     # Inference
 
     def posterior(self, images: Tensor | NDArray[Any]) -> DiagonalGaussian:
         """Posterior of each image; ``images`` as for :meth:`Method.embed`."""
         posterior: DiagonalGaussian = self.inference(self.embed(images))
         return posterior
+
+    def nll(self, z: Tensor, s: Tensor, variance: Tensor) -> Tensor:
+        """NLL of embeddings under this model's likelihood, up to a constant: that of direction and norm together.
+
+        Args:
+            z: embeddings, ``[..., D]``.
+            s: latent samples, ``[..., D]``.
+            variance: of the posteriors that these are from, ``[..., D]``.
+        """
+        return _joint(self._nll(z, s, variance))
 
     @torch.no_grad()
     def score(self, images: Tensor | NDArray[Any]) -> dict[str, Tensor]:
@@ -222,16 +210,6 @@ class VJE(Method):
             less typical, ``variance_trace`` (the sum of the variances), ``neg_kl`` and ``neg_anisotropy``.
         """
         return self.score_embeddings(self.embed(images))
-
-    def nll(self, z: Tensor, s: Tensor, variance: Tensor) -> Tensor:
-        """NLL of embeddings under this model's likelihood, up to a constant: that of direction and norm together.
-
-        Args:
-            z: embeddings, ``[..., D]``.
-            s: latent samples, ``[..., D]``.
-            variance: of the posteriors that these are from, ``[..., D]``.
-        """
-        return _joint(self._nll(z, s, variance))
 
     @torch.no_grad()
     def score_embeddings(self, z: Tensor) -> dict[str, Tensor]:
@@ -289,7 +267,7 @@ class VJE(Method):
 
 
 def _joint(parts: Mapping[str, Tensor]) -> Tensor:
-    """NLL of the whole embedding, from that of its parts (Eq. factorized-likelihood)."""
+    """NLL of the whole embedding: the standard one if that is the likelihood, else the sum of the factors'."""
     return parts["nll_standard"] if "nll_standard" in parts else parts["nll_directional"] + parts["nll_radial"]
 
 

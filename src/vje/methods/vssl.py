@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, softplus
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, report, two_views
+from vje.methods.method import BatchNormViews, Method, Quantity, StepOutput, step_output, two_view_noise, two_views
 from vje.networks.encoders import Encoder
 from vje.networks.heads import mlp
 from vje.networks.target import moving_average
 from vje.posterior import DiagonalGaussian
 from vje.preprocessing import Preprocessing
-from vje.random import Draws, Stream
+from vje.random import Draws
 
 Objective = Literal["gaussian", "cosine"]
 VARIANCE = Quantity("posterior variance", "of the student; its means' own is 1", "variance")
@@ -173,11 +173,12 @@ class VSSL(Method):
             if self.objective == "gaussian":
                 nll, kl = gaussian_terms(posterior, prior)
             else:
-                nll, kl = cosine_terms(posterior.sample(self._noise(posterior.mean, draws)), posterior, prior)
+                sample = posterior.sample(two_view_noise(posterior.mean, draws)[0])
+                nll, kl = cosine_terms(sample, posterior, prior)
             loss = (nll + self.kl_weight * kl).mean()
             agreement = cosine_similarity(posterior.mean, prior.mean, dim=1)
         parts = {"nll": nll, "kl": kl, "posterior_variance": variance, "cosine": agreement}
-        return StepOutput(loss, report(loss, **parts), z[: len(views[0])].detach().float())
+        return step_output(loss, z[: len(views[0])], **parts)
 
     def after_step(self, momentum: float | Tensor) -> None:
         """Move the teacher towards the student."""
@@ -195,13 +196,6 @@ class VSSL(Method):
     def ood_scores(self, z: Tensor) -> dict[str, Tensor]:
         """``variance_trace``, the sum of the variances of the student's Gaussian."""
         return {"variance_trace": self.head(z).chunk(2, 1)[1].sum(1)}
-
-    def _noise(self, mean: Tensor, draws: Draws | None) -> Tensor:
-        """Standard normal noise ``[2B, latent]``."""
-        if draws is None:
-            return torch.randn_like(mean)
-        flat = draws.normal(Stream.POSTERIOR, 2 * self.latent)  # [B, 2 * latent]
-        return flat.view(-1, 2, self.latent).transpose(0, 1).reshape(mean.shape)
 
 
 def _check(objective: str, kl_weight: float, variance_floor: float) -> None:
