@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -72,17 +72,12 @@ class Loop:
     check_every: int = 1  # steps between looks at the device (alarms, progress, requests to stop)
     checkpoint_epochs: int = 10  # epochs between checkpoints
     checkpoint_seconds: float = 300.0  # and at the latest after this long
+    steps_done: int = field(default=0, init=False)  # so far, by this process and those before it
 
     def __post_init__(self) -> None:
         self._stop = False
-        self._steps_done = 0
         self._elapsed = 0.0
         self._last_checkpoint = time.monotonic()
-
-    @property
-    def steps_done(self) -> int:
-        """Steps taken so far, by this process and those before it."""
-        return self._steps_done
 
     def resume(self) -> list[str]:
         """Go on from the newest readable checkpoint, if there is one; says what it had to pass over."""
@@ -90,19 +85,19 @@ class Loop:
         found, complaints = checkpoint.newest(self.run.checkpoints)
         if found is not None:
             checkpoint.restore(self.step, found)
-            self._steps_done, self._elapsed = found.info["step"], found.info["elapsed"]
+            self.steps_done, self._elapsed = found.info["step"], found.info["elapsed"]
             self.watch.load(found.info["watch"])
             self.batches.load(found.info["batches"])
             self.step.state.gram /= self.world.size  # the one saved is of all images; each process takes a share
         if self.world.writes:
-            self.run.forget_after(self._steps_done)
+            self.run.forget_after(self.steps_done)
         return complaints
 
     def __call__(self) -> None:
         """Train."""
         self._last_checkpoint = time.monotonic()
         with self._listening(), closing(self.batches):
-            first_epoch, first_step = divmod(self._steps_done, self.batches.steps_per_epoch)
+            first_epoch, first_step = divmod(self.steps_done, self.batches.steps_per_epoch)
             for epoch in range(first_epoch, self.epochs):
                 self._train_epoch(epoch, first_step)
                 first_step = 0
@@ -118,7 +113,7 @@ class Loop:
         for done in range(first_step + 1, total + 1):
             self.batches.advance()
             self.step()
-            self._steps_done, since = self._steps_done + 1, since + 1
+            self.steps_done, since = self.steps_done + 1, since + 1
             if done == total or done % self.check_every == 0:
                 averages = self._look(done)
                 now = time.monotonic()
@@ -150,10 +145,10 @@ class Loop:
         state, total = self.step.state, self.batches.steps_per_epoch
         sums, gram = self.world.sum(state.sums), self.world.sum(state.gram)
         if self.world.writes:
-            record: dict[str, Any] = {"epoch": epoch, "step": self._steps_done}
+            record: dict[str, Any] = {"epoch": epoch, "step": self.steps_done}
             record |= dict(zip(self.step.names, (sums / (total * self.world.size)).tolist(), strict=True))
             record["effective_rank"] = self.rank_of(gram)
-            record["lr"] = float(self.step.learning_rates[self._steps_done - 1])
+            record["lr"] = float(self.step.learning_rates[self.steps_done - 1])
             record |= self.batches.notes()
             record |= {"images_per_second": round(speed, 1), "seconds": round(seconds, 3)}
             record["elapsed"] = round(self._elapsed, 3)
@@ -167,7 +162,7 @@ class Loop:
         if self.run is not None:
             self.run.append(self.run.metrics_file, record)
             for text in warnings:
-                self.run.append(self.run.warnings_file, {"step": self._steps_done, "text": text})
+                self.run.append(self.run.warnings_file, {"step": self.steps_done, "text": text})
         for callback in self.callbacks:
             for text in warnings:
                 callback.on_warning(text)
@@ -181,8 +176,8 @@ class Loop:
         stop, due = self.world.any(self._stop, due or late)
         if stop or due:
             self._write_checkpoint(seconds)
-        if stop and self._steps_done < self.epochs * self.batches.steps_per_epoch:
-            raise Stopped(self._steps_done)
+        if stop and self.steps_done < self.epochs * self.batches.steps_per_epoch:
+            raise Stopped(self.steps_done)
 
     def _write_checkpoint(self, seconds: float = 0.0) -> None:
         """Save the state, with the epoch's sums as one process would have them: any number may go on from it."""
@@ -191,7 +186,7 @@ class Loop:
         state.sums.copy_(self.world.sum(local[0]) / self.world.size)
         state.gram.copy_(self.world.sum(local[1]))
         if self.run is not None and self.world.writes:
-            info: dict[str, Any] = {"step": self._steps_done, "elapsed": self._elapsed + seconds}
+            info: dict[str, Any] = {"step": self.steps_done, "elapsed": self._elapsed + seconds}
             info |= {"watch": self.watch.state(), "batches": self.batches.state()}
             checkpoint.write(self.run.checkpoints, checkpoint.capture(self.step, info))
         state.sums.copy_(local[0])

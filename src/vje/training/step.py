@@ -126,17 +126,10 @@ class TrainStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._found_bad = torch.zeros((), device=self.device)
         self.optimizer.found_inf = self._found_bad  # type: ignore[attr-defined]  # fused kernels skip the update if 1
-        self._state: StepState | None = None
         with self._leaving_no_trace():
             output = self._trial_forward()
         self.names = [*output.parts, "gradient_norm"]
-        self._state = StepState.create(len(self.names), output.embeddings.shape[1], self.device)
-
-    @property
-    def state(self) -> StepState:
-        """What the steps so far have left on the device."""
-        assert self._state is not None
-        return self._state
+        self.state = StepState.create(len(self.names), output.embeddings.shape[1], self.device)
 
     def __call__(self) -> None:
         """Take one step."""
@@ -156,7 +149,7 @@ class TrainStep:
         from torch._dynamo.exc import TorchDynamoException  # takes seconds to import
 
         try:
-            with self._leaving_no_trace():
+            with self._leaving_no_trace(*vars(self.state).values()):
                 if self.options.capture:
                     self._capture()
                 else:
@@ -197,7 +190,7 @@ class TrainStep:
             parts += torch.stack([x.to(parts.dtype) for x in output.parts.values()]) / options.accumulate
             z = output.embeddings.to(state.gram.dtype)
             state.gram.addmm_(z.T, z)
-        self._finish(torch.cat([parts, self._clipped_norm().to(parts.dtype).view(1)]), state)
+        self._finish(torch.cat([parts, self._clipped_norm().to(parts.dtype).view(1)]))
 
     def _micro_step(self, images: list[Tensor], labels: Tensor | None, rows: slice, last: bool) -> StepOutput:
         draws = self._draws(self.state.step, rows.start, len(images[0]))
@@ -209,8 +202,9 @@ class TrainStep:
             (output.loss / self.options.accumulate).backward()
         return output
 
-    def _finish(self, parts: Tensor, state: StepState) -> None:
+    def _finish(self, parts: Tensor) -> None:
         """Update the weights, unless this or an earlier step was bad; then count."""
+        state = self.state
         bad = ~torch.isfinite(parts).all()
         if dist.is_initialized():
             flag = bad.float()
@@ -273,9 +267,8 @@ class TrainStep:
         self._graph = graph
 
     @contextlib.contextmanager
-    def _leaving_no_trace(self) -> Iterator[None]:
-        """Put back weights, buffers, optimiser, state and random numbers afterwards."""
-        state = [] if self._state is None else list(vars(self._state).values())
+    def _leaving_no_trace(self, *state: Tensor) -> Iterator[None]:
+        """Put back weights, buffers, optimiser, random numbers and ``state`` afterwards."""
         moments = [x for s in self.optimizer.state.values() for x in s.values() if isinstance(x, Tensor)]
         tensors = [*self.method.parameters(), *self.method.buffers(), *moments, *state, self._found_bad]
         saved = [x.detach().clone() for x in tensors]
