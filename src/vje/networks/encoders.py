@@ -149,12 +149,10 @@ def _timm_model(architecture: Architecture, pretrained: bool) -> tuple[nn.Module
         raise ValueError(f"normalization={architecture.normalization!r} is for torchvision ResNets, not timm models")
     network: Any
     arguments: dict[str, Any] = {"num_classes": 0, "in_chans": architecture.channels, "pretrained": pretrained}
-    if architecture.image_size is not None:
-        try:
-            network = timm.create_model(architecture.name, img_size=architecture.image_size, **arguments)
-        except TypeError:  # convolutional models take any size and no such argument
-            network = timm.create_model(architecture.name, **arguments)
-    else:
+    sized = arguments if architecture.image_size is None else arguments | {"img_size": architecture.image_size}
+    try:
+        network = timm.create_model(architecture.name, **sized)
+    except TypeError:  # convolutional models take any size and no such argument
         network = timm.create_model(architecture.name, **arguments)
     with torch.no_grad():  # some models pool to another width than num_features says
         side = architecture.image_size or network.default_cfg["input_size"][-1]

@@ -1,7 +1,5 @@
 """The target encoder: an exponential moving average of the online one."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
@@ -22,19 +20,12 @@ def moving_average(target: nn.Module, online: nn.Module, momentum: float | Tenso
     >>> slow.weight.item()
     0.25
     """
-    _lerp(target.parameters(), online.parameters(), momentum)
-    if buffers:
-        _lerp(_floating(target.buffers()), _floating(online.buffers()), momentum)
 
+    def moving(module: nn.Module) -> list[Tensor]:
+        return [*module.parameters(), *(x for x in module.buffers() if buffers and x.is_floating_point())]
 
-def _floating(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [x for x in tensors if x.is_floating_point()]
-
-
-def _lerp(target: Iterable[Tensor], online: Iterable[Tensor], momentum: float | Tensor) -> None:
-    """One multi-tensor update: sixty small kernels a step would cost more than the arithmetic."""
-    slow, fast = list(target), list(online)
-    if slow:
+    slow, fast = moving(target), moving(online)
+    if slow:  # one multi-tensor update: sixty small kernels a step would cost more than the arithmetic
         change = torch._foreach_sub(fast, slow)
         torch._foreach_mul_(change, 1 - momentum)
         torch._foreach_add_(slow, change)
