@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
@@ -64,8 +64,10 @@ def evaluation_batches(
     processes = min(workers, _most_processes())
     if processes > 1 and len(source) >= MANY:
         yield from _by_processes(source, preprocessing, list(batches), processes)
-    else:
+    elif workers > 0:
         yield from _by_threads(source, preprocessing, batches, workers)
+    else:
+        yield from (_decoded(source, indices, preprocessing) for indices in batches)
 
 
 def _most_processes() -> int:
@@ -78,26 +80,24 @@ def _most_processes() -> int:
 def _by_threads(
     source: ImageSource, preprocessing: Preprocessing, batches: Iterable[range], workers: int
 ) -> Iterator[EvalBatch]:
-    with ThreadPoolExecutor(workers) if workers > 0 else nullcontext() as pool:
-        waiting: deque[tuple[range, list[Future[Item]]]] = deque()
+    waiting: deque[tuple[range, list[Future[Item]]]] = deque()
+
+    def first() -> EvalBatch:
+        indices, futures = waiting.popleft()
+        return _collate(indices, [future.result() for future in futures], preprocessing)
+
+    with ThreadPoolExecutor(workers) as pool:
         try:
             for indices in batches:
-                if pool is None:
-                    yield _collate(indices, [_fitted(source, i, preprocessing) for i in indices], preprocessing)
-                    continue
                 waiting.append((indices, [pool.submit(_fitted, source, i, preprocessing) for i in indices]))
                 if len(waiting) > _BATCHES_AHEAD:
-                    yield _gather(*waiting.popleft(), preprocessing)
+                    yield first()
             while waiting:
-                yield _gather(*waiting.popleft(), preprocessing)
+                yield first()
         finally:  # the caller may stop early: what has not begun need not be done
             for _, futures in waiting:
                 for future in futures:
                     future.cancel()
-
-
-def _gather(indices: range, futures: list["Future[Item]"], preprocessing: Preprocessing) -> EvalBatch:
-    return _collate(indices, [future.result() for future in futures], preprocessing)
 
 
 def _fitted(source: ImageSource, index: int, preprocessing: Preprocessing) -> Item:
@@ -105,6 +105,10 @@ def _fitted(source: ImageSource, index: int, preprocessing: Preprocessing) -> It
         return source.fitted(index, preprocessing.size, preprocessing.crop, preprocessing.channels)
     except UnreadableImage as error:
         return error
+
+
+def _decoded(source: ImageSource, indices: range, preprocessing: Preprocessing) -> EvalBatch:
+    return _collate(indices, [_fitted(source, i, preprocessing) for i in indices], preprocessing)
 
 
 def _by_processes(
@@ -140,8 +144,7 @@ class _Parts(Dataset[Part]):
         self.source, self.preprocessing, self.parts = source, preprocessing, parts
 
     def __getitem__(self, number: int) -> Part:
-        indices = self.parts[number]
-        batch = _collate(indices, [_fitted(self.source, i, self.preprocessing) for i in indices], self.preprocessing)
+        batch = _decoded(self.source, self.parts[number], self.preprocessing)
         return batch.indices.tolist(), batch.images.numpy(), batch.failures
 
     def __len__(self) -> int:

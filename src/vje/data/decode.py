@@ -16,8 +16,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vje.errors import UserError
 
-_GREY_MODES = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 _DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
+_GREY_MODES = {"1", "L", "LA", "La", *_DEEP_MODES}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 
 

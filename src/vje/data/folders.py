@@ -24,7 +24,10 @@ def scan_folder(root: str | os.PathLike[str], every: bool = False) -> FolderSour
         every: every file that is not hidden counts, whatever it is called.
     """
     root = Path(root)
-    _require_folder(root)
+    if not root.exists():
+        raise UserError(f"the folder {root} does not exist; check the path")
+    if not root.is_dir():
+        raise UserError(f"{root} is a file, and a folder of images was expected")
     files: list[str] = []
     ignored: list[str] = []
     for name in walk(root):
@@ -34,12 +37,10 @@ def scan_folder(root: str | os.PathLike[str], every: bool = False) -> FolderSour
     ignored.sort()
     if not files:
         raise no_images(root, len(ignored))
-    owners = [name.split("/")[0] if "/" in name else "" for name in files]
-    classes = sorted(set(owners))
+    classes, labels = np.unique([name.rpartition("/")[0].split("/")[0] for name in files], return_inverse=True)
     if len(classes) < 2 or "" in classes:
         return FolderSource(root, files, ignored=ignored)
-    number = {name: i for i, name in enumerate(classes)}
-    return FolderSource(root, files, np.array([number[owner] for owner in owners]), classes, ignored)
+    return FolderSource(root, files, labels, classes.tolist(), ignored)
 
 
 def scan_paths(paths: Sequence[str | os.PathLike[str]], every: bool = False) -> FolderSource:
@@ -121,10 +122,3 @@ def walk(root: Path) -> Iterator[str]:
 
 def _hidden(name: str) -> bool:
     return name.rsplit("/", 1)[-1].startswith(".")
-
-
-def _require_folder(root: Path) -> None:
-    if not root.exists():
-        raise UserError(f"the folder {root} does not exist; check the path")
-    if not root.is_dir():
-        raise UserError(f"{root} is a file, and a folder of images was expected")

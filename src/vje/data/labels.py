@@ -94,9 +94,8 @@ def _numbered(values: Sequence[str], path: Path) -> tuple[NDArray[np.int64], lis
     try:
         labels = np.array([int(value) for value in values], dtype=np.int64)
     except (ValueError, OverflowError):
-        classes = sorted(set(values))
-        number = {name: i for i, name in enumerate(classes)}
-        return np.array([number[value] for value in values], dtype=np.int64), classes
+        classes, numbers = np.unique(values, return_inverse=True)
+        return numbers.astype(np.int64), classes.tolist()
     if len(labels) and labels.min() < 0:
         raise UserError(f"the label file {path} holds the class number {labels.min()}; classes count from 0")
     return labels, None

@@ -35,19 +35,15 @@ class ImageSource(ABC):
 
     Attributes:
         name: what to call it in messages.
+        names: name of each image: its path relative to the folder, or its place in the array.
         labels: class of each image, int64 ``[N]``, or ``None``.
         classes: name of each class, or ``None``.
     """
 
-    def __init__(self, name: str, count: int, labels: ArrayLike | None, classes: Sequence[str] | None) -> None:
-        self.name = name
-        self.labels = None if labels is None else _check_labels(np.asarray(labels), count, name)
+    def __init__(self, name: str, names: list[str], labels: ArrayLike | None, classes: Sequence[str] | None) -> None:
+        self.name, self.names = name, names
+        self.labels = None if labels is None else _check_labels(np.asarray(labels), len(names), name)
         self.classes = None if classes is None else list(classes)
-
-    @property
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """Name of each image: its path relative to the folder, or its place in the array."""
 
     @abstractmethod
     def image(self, index: int, channels: int, draft: int | None = None) -> Image.Image:
@@ -85,7 +81,7 @@ class ImageSource(ABC):
     def labelled(self, labels: ArrayLike | None, classes: Sequence[str] | None = None) -> Self:
         """The same images with other labels."""
         other = copy.copy(self)
-        ImageSource.__init__(other, self.name, len(self), labels, classes)
+        ImageSource.__init__(other, self.name, self.names, labels, classes)
         return other
 
     def undrafted(self) -> Self:
@@ -124,13 +120,8 @@ class ArraySource(ImageSource):
         _check_pixels(images, name)
         images = images[..., None] if images.ndim == 3 else images  # [N, H, W, C]
         self.images = _on_white(images) if images.shape[3] == 4 else images
-        self._names = [str(i) for i in range(len(images))] if names is None else list(names)
-        super().__init__(name, len(images), labels, classes)
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Name of each image."""
-        return self._names
+        names = [str(i) for i in range(len(images))] if names is None else list(names)
+        super().__init__(name, names, labels, classes)
 
     @property
     def channels(self) -> int:
@@ -157,7 +148,7 @@ class ArraySource(ImageSource):
         """The images at ``indices``, under their old names."""
         index = np.asarray(indices, dtype=np.int64)
         labels = None if self.labels is None else self.labels[index]
-        return type(self)(self.images[index], labels, self.classes, self.name, [self._names[i] for i in index])
+        return type(self)(self.images[index], labels, self.classes, self.name, [self.names[i] for i in index])
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -192,25 +183,15 @@ class FolderSource(ImageSource):
         self.files = list(files)
         self.ignored = list(ignored)
         self.drafts = drafts
-        super().__init__(str(root), len(self.files), labels, classes)
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Path of each file relative to the folder."""
-        return self.files
+        super().__init__(str(root), self.files, labels, classes)
 
     @cached_property
-    def _grey(self) -> bool:
-        step = max(1, len(self) // _HEADER_SAMPLE)
-        known = [
-            grey for name in self.files[::step][:_HEADER_SAMPLE] if (grey := is_grey(self.root / name)) is not None
-        ]
-        return bool(known) and all(known)
-
-    @property
     def channels(self) -> int:
         """1 if every file of an evenly spaced sample declares itself grey."""
-        return 1 if self._grey else 3
+        step = max(1, len(self) // _HEADER_SAMPLE)
+        found = [is_grey(self.root / name) for name in self.files[::step][:_HEADER_SAMPLE]]
+        known = [grey for grey in found if grey is not None]
+        return 1 if known and all(known) else 3
 
     def image(self, index: int, channels: int, draft: int | None = None) -> Image.Image:
         """One image, decoded to mode ``L`` or ``RGB``."""

@@ -71,9 +71,6 @@ class Crops(Dataset[_Item]):
         # A JPEG decoded at this size still has a pixel for each one of the smallest crop.
         self.draft = math.ceil(size / math.sqrt(area[0] * min(ratio[0], 1 / ratio[1]))) if area[0] > 0 else None
 
-    def __getitem__(self, place: Place) -> _Item:
-        return self.__getitems__([place])[0]
-
     def __getitems__(self, places: Sequence[Place]) -> list[_Item]:
         """The items of one step together, since drawing numbers one image at a time would cost more than decoding."""
         positions = torch.tensor([position for _, _, position in places])
