@@ -52,13 +52,11 @@ def knn_of_features(model: Method, bank: Features, test: Features, k: int = USUA
     """k-NN accuracy in percent of z, of the method's other spaces (VJE: the mean) and of the EMA encoder's z."""
     assert bank.labels is not None and test.labels is not None
     device = next(model.parameters()).device
-    spaces: dict[str, tuple[Tensor, Tensor]] = {"z": (bank.z, test.z)}
-    others = in_chunks(model, model.spaces, bank.z), in_chunks(model, model.spaces, test.z)
-    spaces |= {name: (others[0][name], others[1][name]) for name in others[0]}
+    known, new = ({"z": x.z, **in_chunks(model, model.spaces, x.z)} for x in (bank, test))
     if bank.target is not None and test.target is not None:
-        spaces["target"] = (bank.target, test.target)
-    labels = bank.labels.to(device), test.labels.to(device)
-    return {name: knn_accuracy(a.to(device), labels[0], b.to(device), labels[1], k) for name, (a, b) in spaces.items()}
+        known["target"], new["target"] = bank.target, test.target
+    classes, truth = bank.labels.to(device), test.labels.to(device)
+    return {name: knn_accuracy(x.to(device), classes, new[name].to(device), truth, k) for name, x in known.items()}
 
 
 def classifier_accuracy(model: Method, z: Tensor, labels: Tensor) -> dict[str, float]:

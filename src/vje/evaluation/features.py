@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
+from vje.data.views import Views, views
 from vje.errors import UserError
 from vje.methods.method import Method
 from vje.runs import write_atomically
@@ -64,7 +65,7 @@ def compute_features(
             online, average = embed_batch(model, batch.images.to(device), target=target)
             z.append(online.cpu())
             slow += [] if average is None else [average.cpu()]
-            kept.append(torch.as_tensor(batch.indices))
+            kept.append(batch.indices)
         if report is not None:
             report(sum(map(len, kept)) + len(failures), len(source))
     if not z:
@@ -83,6 +84,11 @@ def embed_batch(
     with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
         slow = model.target_encoder if target else None
         return model.encoder(x).float(), None if slow is None else slow(x).float()
+
+
+def embed_views(model: Method, images: Tensor, how: Views) -> Tensor:
+    """Embeddings ``[V, B, D]`` of the views (:mod:`vje.data.views`) of uint8 images that have their final size."""
+    return torch.stack([embed_batch(model, view, target=False)[0] for view in views(images, how)])
 
 
 def embed_pixels(
@@ -128,15 +134,13 @@ def weights_fingerprint(model: Method) -> str:
 
 
 def _read(file: Path, source: ImageSource) -> Features | None:
-    if not file.exists():
-        return None
     try:
         with safe_open(file, framework="pt") as content:
             tensors = {name: content.get_tensor(name) for name in content.keys()}
             noted = (content.metadata() or {})["failures"]
         failures = [(name, reason) for name, reason in json.loads(noted)]
         return _assemble(source, tensors["z"], tensors.get("target"), tensors["kept"], failures)
-    except (SafetensorError, OSError, LookupError, ValueError):  # damaged: it is only a cache
+    except (SafetensorError, OSError, LookupError, ValueError):  # not there, or damaged: it is only a cache
         return None
 
 

@@ -76,14 +76,13 @@ class FlopCounter(TorchDispatchMode):
         return out
 
 
-def count_costs(model: Method, batch: int, size: int, channels: int = 3) -> Costs:
+def count_costs(model: Method, batch: int, size: int) -> Costs:
     """Count a model's parameters, and what a step on ``batch`` images does.
 
     Args:
         model: built under ``torch.device("meta")``; it cannot be used for anything else afterwards.
         batch: images a step; losses that look across them depend on it.
-        size: side of the images.
-        channels: of the images.
+        size: side of the images, which have three channels.
 
     >>> from vje import VJE
     >>> with torch.device("meta"):
@@ -100,7 +99,7 @@ def count_costs(model: Method, batch: int, size: int, channels: int = 3) -> Cost
     # Autocast knows no meta device, which is why the tensors pretend to be the CPU's.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu").train()
-        views = [torch.empty(batch, channels, size, size, device="cpu") for _ in range(model.views)]
+        views = [torch.empty(batch, 3, size, size, device="cpu") for _ in range(model.views)]
         labels = torch.zeros(batch, dtype=torch.int64, device="cpu") if model.needs_labels else None
         passes = _count_passes(model)
         with FlopCounter() as flops:

@@ -87,10 +87,10 @@ class MoCo(Method):
             raise ValueError(f"hidden and projection must be 1 or more, got {hidden} and {projection}")
         if queue < 1:
             raise ValueError(f"queue must be at least 1 (4096 or more are usual), got {queue}")
-        self.hidden, self.projection, self.queue, self.temperature = hidden, projection, queue, temperature
-        self.symmetric, self.target_momentum = symmetric, target_momentum
         if groups < 1:
             raise ValueError(f"groups must be 1 (the whole batch) or more, got {groups}")
+        self.hidden, self.projection, self.queue, self.temperature = hidden, projection, queue, temperature
+        self.symmetric, self.target_momentum = symmetric, target_momentum
         self.groups, self.batch_norm = groups, batch_norm
         if groups > 1 and not group_batch_norm(self.encoder, groups):
             raise ValueError(

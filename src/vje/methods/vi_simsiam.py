@@ -171,9 +171,9 @@ class VISimSiam(Method):
             raise ValueError(f"hidden must be 2 or more, as directions need two dimensions, got {hidden}")
         if not kl_weight >= 0:
             raise ValueError(f"kl_weight must be 0 or more, got {kl_weight}; the default is 1")
-        self.hidden, self.layers, self.bottleneck, self.kl_weight = hidden, layers, bottleneck, kl_weight
         if kappa_from not in get_args(KappaFrom):
             raise ValueError(f"kappa_from must be one of {', '.join(get_args(KappaFrom))}, got {kappa_from!r}")
+        self.hidden, self.layers, self.bottleneck, self.kl_weight = hidden, layers, bottleneck, kl_weight
         self.kappa_from, self.fixed_predictor_rate, self.batch_norm = kappa_from, fixed_predictor_rate, batch_norm
         self.projector = mlp([self.encoder.dim, *[hidden] * layers], last_norm="plain")
         self.predictor = mlp([hidden, bottleneck, hidden])

@@ -146,7 +146,12 @@ class VSSL(Method):
         preprocessing: Preprocessing | None = None,
     ) -> None:
         super().__init__(encoder, preprocessing)
-        _check(objective, kl_weight, variance_floor)
+        if objective not in get_args(Objective):
+            raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {objective!r}")
+        if not kl_weight >= 0:
+            raise ValueError(f"kl_weight must be 0 or more, got {kl_weight}; the default is 1")
+        if not variance_floor > 0:
+            raise ValueError(f"variance_floor must be positive, got {variance_floor}; the default is 0.5")
         self.objective, self.hidden, self.latent, self.kl_weight = objective, hidden, latent, kl_weight
         self.predictor, self.variance_floor = predictor, variance_floor
         self.target_momentum, self.batch_norm = target_momentum, batch_norm
@@ -196,12 +201,3 @@ class VSSL(Method):
     def ood_scores(self, z: Tensor) -> dict[str, Tensor]:
         """``variance_trace``, the sum of the variances of the student's Gaussian."""
         return {"variance_trace": self.head(z).chunk(2, 1)[1].sum(1)}
-
-
-def _check(objective: str, kl_weight: float, variance_floor: float) -> None:
-    if objective not in get_args(Objective):
-        raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {objective!r}")
-    if not kl_weight >= 0:
-        raise ValueError(f"kl_weight must be 0 or more, got {kl_weight}; the default is 1")
-    if not variance_floor > 0:
-        raise ValueError(f"variance_floor must be positive, got {variance_floor}; the default is 0.5")

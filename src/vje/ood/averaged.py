@@ -7,8 +7,8 @@ from torch import Tensor
 
 from vje.data.batches import evaluation_batches
 from vje.data.sources import ImageSource
-from vje.data.views import Views, views
-from vje.evaluation.features import Report, embed_batch
+from vje.data.views import Views
+from vje.evaluation.features import Report, embed_views
 from vje.methods.method import Method
 from vje.ood.protocol import Scores, joined
 
@@ -48,7 +48,7 @@ def mean_scores(
     for batch in evaluation_batches(source, model.preprocessing, batch_size, workers):
         images = batch.images.to(device)
         if len(images):
-            waiting.append(torch.stack([embed_batch(model, view, target=False)[0] for view in views(images, how)]))
+            waiting.append(embed_views(model, images, how))
         done += len(images) + len(batch.failures)
         if sum(x[..., 0].numel() for x in waiting) >= ROWS:
             found.append(_scores(model, scorer, waiting))

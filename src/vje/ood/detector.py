@@ -15,9 +15,9 @@ from vje.data.batches import evaluation_batches
 from vje.data.decode import read_image, to_mode
 from vje.data.folders import scan_paths
 from vje.data.sources import ArraySource, ImageSource
-from vje.data.views import Views, views
+from vje.data.views import Views
 from vje.errors import UserError
-from vje.evaluation.features import embed_batch, weights_fingerprint
+from vje.evaluation.features import embed_views, weights_fingerprint
 from vje.likelihood import directional_contributions
 from vje.methods.vje import OOD_SCORES, VJE
 from vje.models import load_vje
@@ -166,10 +166,10 @@ class ImageDetector:
         if score not in SCORES:
             raise UserError(f"there is no score {score!r} to calibrate; scores: {', '.join(SCORES)}.")
         source = _as_source(images)
-        found: list[Tensor] = []
         if isinstance(source, list):
-            found.append(self.score(source)[score])
+            data, fingerprint, found = "images", "", [self.score(source)[score]]
         else:
+            data, fingerprint, found = source.name, source.fingerprint(), []
             done, reason = 0, ""
             for batch in self.stream(source, batch_size=batch_size, workers=workers):
                 found += [batch.scores[score]] if batch.scores else []
@@ -181,12 +181,12 @@ class ImageDetector:
             if not found:
                 raise UserError(f"none of the {len(source)} images to calibrate with could be read{reason}")
         self.calibration = Calibration(
-            sorted_scores(SCORES[score] * torch.cat(found).double().numpy()),
-            score,
-            name or ("images" if isinstance(source, list) else source.name),
-            "" if isinstance(source, list) else source.fingerprint(),
-            weights_fingerprint(self.model),
-            self.views,
+            scores=sorted_scores(SCORES[score] * torch.cat(found).double().numpy()),
+            score=score,
+            data=name or data,
+            fingerprint=fingerprint,
+            weights=weights_fingerprint(self.model),
+            views=self.views,
         )
         return self.calibration
 
@@ -215,7 +215,7 @@ class ImageDetector:
         """The columns of uint8 images that have their final size, each the mean over the views or what says more."""
         model = self.model
         images = images.to(next(model.parameters()).device)
-        z = torch.stack([embed_batch(model, view, target=False)[0] for view in views(images, self.views)])  # [V, B, D]
+        z = embed_views(model, images, self.views)  # [V, B, D]
         scores = {name: x.mean(0) for name, x in model.score_embeddings(z).items()}
         if len(z) > 1:
             scores |= model.view_scores(z)
@@ -230,9 +230,8 @@ class ImageDetector:
         if self.calibration is None:
             unknown = torch.full_like(scores["nll"], torch.nan, dtype=torch.float64)
             return scores | {"p_value": unknown, "outlier": torch.zeros_like(unknown, dtype=torch.bool)}
-        ranks = (
-            (self.sign * scores[self.ranked_by]).double().nan_to_num(torch.inf, torch.inf, -torch.inf)
-        )  # NaN: as odd as can be
+        ranks = (self.sign * scores[self.ranked_by]).double()
+        ranks = ranks.nan_to_num(torch.inf, torch.inf, -torch.inf)  # NaN: as odd as can be
         p = p_values(self.calibration.scores, ranks.numpy())
         return scores | {"p_value": torch.from_numpy(p), "outlier": torch.from_numpy(outliers(p, alpha))}
 

@@ -123,7 +123,10 @@ def compare(inside: Scores, outside: Mapping[str, Scores], near: Mapping[str, bo
         sets, of the far ones, and the mean of the two (of all sets, where there are no such groups).
     """
     scores = {
-        name: {data: _percent(all_metrics(inside[name], found[name])) for data, found in outside.items()}
+        name: {
+            data: {metric: 100.0 * value for metric, value in all_metrics(inside[name], found[name]).items()}
+            for data, found in outside.items()
+        }
         for name in inside
     }
     summary = {name: summarize({data: m["auroc"] for data, m in sets.items()}, near) for name, sets in scores.items()}
@@ -159,10 +162,6 @@ def mean_and_std(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             merged[key] = {"mean": float(np.mean(values)), "std": std}
     return merged
-
-
-def _percent(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: 100.0 * value for name, value in values.items()}
 
 
 def embeddings(parts: Sequence[Features]) -> Tensor:

@@ -79,7 +79,6 @@ class ResidentBatches(Batches):
 
     def start_epoch(self, epoch: int, first_step: int) -> None:
         """Shuffle for an epoch; any of its steps may come first."""
-        del first_step
         self._order.copy_(epoch_order(len(self.images), self.seed, epoch))
 
     def fetch(self, step: Tensor) -> Sequence[Tensor]:
@@ -154,12 +153,10 @@ class StreamBatches(Batches):
 
     def fetch(self, step: Tensor) -> Sequence[Tensor]:
         """The views that were copied last, which are those of the present step."""
-        del step
         return self._images
 
     def labels(self, step: Tensor) -> Tensor | None:
         """Their classes."""
-        del step
         return None if self._all_labels is None else self._labels
 
     def notes(self) -> dict[str, Any]:

@@ -47,7 +47,6 @@ class LARS(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        del closure
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
