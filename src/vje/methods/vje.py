@@ -109,7 +109,10 @@ class VJE(Method):
     # Training
 
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
-        """Negative ELBO of a pair of views.
+        r"""Negative ELBO of a pair of views, averaged over the batch (Eq. symmetric-elbo).
+
+        .. math:: \frac12 \sum_{(i,j) \in \{(1,2), (2,1)\}}
+            E_{s \sim q(s|z_i)} \bigl[-\log p(z_j | s)\bigr] + \beta\, \mathrm{KL}\bigl(q(s|z_i) \,|\, N(0, I)\bigr)
 
         Args:
             views: two batches of the same images, differently augmented, each ``[B, C, H, W]``.
@@ -281,8 +284,7 @@ def _check(terms: tuple[str, ...], samples: int, nu: float, beta: float, **choic
     for name, value in choices.items():
         if value not in allowed[name]:
             raise ValueError(f"{name} must be one of {', '.join(allowed[name])}, got {value!r}")
-    unknown = set(terms) - set(get_args(Term))
-    if unknown or not terms:
+    if not terms or set(terms) - set(get_args(Term)):
         raise ValueError(f"terms must be some of {', '.join(get_args(Term))}, got {terms}")
     if not isinstance(samples, int) or samples < 0:
         raise ValueError(f"samples (K) must be a whole number, 0 or more, got {samples}")

@@ -177,8 +177,7 @@ class TrainStep:
 
     def _run(self) -> None:
         state, options = self.state, self.options
-        lr = self.optimizer.param_groups[0]["lr"]
-        lr.copy_(self.learning_rates.take(state.step))
+        self.optimizer.param_groups[0]["lr"].copy_(self.learning_rates.take(state.step))
         self.optimizer.zero_grad(set_to_none=True)
         images, labels = self.batches.fetch(state.step), self._labels(state.step)
         micro = options.batch // options.accumulate
@@ -193,6 +192,7 @@ class TrainStep:
         self._finish(torch.cat([parts, self._clipped_norm().to(parts.dtype).view(1)]))
 
     def _micro_step(self, images: list[Tensor], labels: Tensor | None, rows: slice, last: bool) -> StepOutput:
+        """Add the gradients of some rows of the batch; processes share theirs after the last."""
         draws = self._draws(self.state.step, rows.start, len(images[0]))
         views = self._views(images, draws, self.batches.cropped)
         wait = self._wrapped.no_sync() if self._wrapped is not None and not last else contextlib.nullcontext()
@@ -221,6 +221,7 @@ class TrainStep:
         state.step += 1
 
     def _clipped_norm(self) -> Tensor:
+        """Norm of the gradient as it was before it is clipped."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         if self.options.clip_norm > 0:
