@@ -70,7 +70,7 @@ NAMES = (
     *(f"{recipe}/graph" for recipe in METHODS),
     *PEERS,
 )
-GROUPS = {"methods": [*(f"{recipe}/graph" for recipe in (*RECIPES, *METHODS))]}
+GROUPS = {"methods": [f"{recipe}/graph" for recipe in (*RECIPES, *METHODS)]}
 
 Step = Callable[[], object]
 

@@ -83,7 +83,7 @@ class BarlowTwins(Method):
         """Loss of a pair of views."""
         two_views(self, views)
         z = self.encode(self.encoder, views)  # [2B, D]
-        projection = self.apart(self.projector, z)
+        projection = self.apply_head(self.projector, z)
         with torch.autocast(z.device.type, enabled=False):
             first, second = (gather(x) for x in at_least_float32(projection).chunk(2))
             invariance, redundancy = barlow_terms(first, second)

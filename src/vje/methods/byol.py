@@ -76,9 +76,9 @@ class BYOL(Method):
         """Loss of a pair of views."""
         two_views(self, views)
         with torch.no_grad():  # first, while no activations are kept: less memory in all
-            target = self.apart(self.target_projector, self.encode(self.target, views))
+            target = self.apply_head(self.target_projector, self.encode(self.target, views))
         z = self.encode(self.encoder, views)  # [2B, D]
-        prediction = self.apart(self.predictor, self.apart(self.projector, z))
+        prediction = self.apply_head(self.predictor, self.apply_head(self.projector, z))
         with torch.autocast(z.device.type, enabled=False):
             loss = byol_loss(at_least_float32(prediction), at_least_float32(target))
         return step_output(loss, z[: len(views[0])])

@@ -118,7 +118,7 @@ class LeJEPA(Method):
         """Loss of a pair of views."""
         two_views(self, views)
         z = self.encode(self.encoder, views)  # [2B, D]
-        projected = self.apart(self.projector, z)
+        projected = self.apply_head(self.projector, z)
         with torch.autocast(z.device.type, enabled=False):
             y = torch.stack([gather(x) for x in at_least_float32(projected).chunk(2)])  # [2, N, P]
             prediction = prediction_loss(y)

@@ -121,7 +121,7 @@ class Method(nn.Module, ABC):
             views = [torch.cat(list(views))]
         return torch.cat([encoder(view) for view in views])
 
-    def apart(self, head: nn.Module, x: Tensor) -> Tensor:
+    def apply_head(self, head: nn.Module, x: Tensor) -> Tensor:
         """A head on both views' rows ``[2B, D]``, with batch-norm statistics as the method wants."""
         if self.batch_norm == "joint":
             return head(x)  # type: ignore[no-any-return]

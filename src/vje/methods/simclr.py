@@ -73,7 +73,7 @@ class SimCLR(Method):
         """Loss of a pair of views."""
         two_views(self, views)
         z = self.encode(self.encoder, views)  # [2B, D]
-        projected = self.apart(self.projector, z)
+        projected = self.apply_head(self.projector, z)
         with torch.autocast(z.device.type, enabled=False):
             projected = torch.cat([gather(view) for view in at_least_float32(projected).chunk(2)])
             loss = nt_xent_loss(projected, self.temperature)

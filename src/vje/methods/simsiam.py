@@ -66,8 +66,8 @@ class SimSiam(Method):
         """Loss of a pair of views."""
         two_views(self, views)
         z = self.encode(self.encoder, views)  # [2B, D]
-        projection = self.apart(self.projector, z)
-        prediction = self.apart(self.predictor, projection)
+        projection = self.apply_head(self.projector, z)
+        prediction = self.apply_head(self.predictor, projection)
         with torch.autocast(z.device.type, enabled=False):
             loss = simsiam_loss(at_least_float32(prediction), at_least_float32(projection))
         return step_output(loss, z[: len(views[0])])

@@ -127,7 +127,7 @@ class SwAV(Method):
         if self.training:
             self.held.copy_(self.prototype_weights.detach())
         z = self.encode(self.encoder, views)  # [2B, D]
-        projected = self.apart(self.projector, z)
+        projected = self.apply_head(self.projector, z)
         with torch.autocast(z.device.type, enabled=False):
             projected = torch.cat([gather(view) for view in at_least_float32(projected).chunk(2)])
             scores = normalize(projected, dim=1) @ self._directions().T  # [2B, K], of all processes

@@ -183,9 +183,9 @@ class VISimSiam(Method):
         """Negative ELBO of a pair of views, in units of the mean concentration."""
         two_views(self, views)
         z = self.encode(self.encoder, views)  # [2B, D]
-        projection = self.apart(self.projector, z)
-        prediction = self.apart(self.predictor, projection)
-        raw = self.apart(self.concentration, projection if self.kappa_from == "projection" else z.detach())
+        projection = self.apply_head(self.projector, z)
+        prediction = self.apply_head(self.predictor, projection)
+        raw = self.apply_head(self.concentration, projection if self.kappa_from == "projection" else z.detach())
         with torch.autocast(z.device.type, enabled=False):
             prediction, kappa = at_least_float32(prediction), self._kappa(raw)
             other = at_least_float32(projection.detach()).roll(len(views[0]), 0)

@@ -90,7 +90,7 @@ class VICReg(Method):
         """Loss of a pair of views."""
         two_views(self, views)
         z = self.encode(self.encoder, views)  # [2B, D]
-        projection = self.apart(self.expander, z)
+        projection = self.apply_head(self.expander, z)
         with torch.autocast(z.device.type, enabled=False):
             first, second = (gather(x) for x in at_least_float32(projection).chunk(2))
             invariance, variance, covariance = vicreg_terms(first, second)

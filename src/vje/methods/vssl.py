@@ -169,11 +169,11 @@ class VSSL(Method):
         """Loss of a pair of views."""
         two_views(self, views)
         with torch.no_grad():  # first, while no activations are kept: less memory in all
-            target = self.apart(self.target_head, self.encode(self.target, views))
+            target = self.apply_head(self.target_head, self.encode(self.target, views))
             prior = DiagonalGaussian(*target.roll(len(views[0]), 0).chunk(2, 1))  # of the other view
         z = self.encode(self.encoder, views)  # [2B, D]
-        mean, variance = self.apart(self.head, z).chunk(2, 1)
-        posterior = DiagonalGaussian(at_least_float32(self.apart(self.predict, mean)), variance)
+        mean, variance = self.apply_head(self.head, z).chunk(2, 1)
+        posterior = DiagonalGaussian(at_least_float32(self.apply_head(self.predict, mean)), variance)
         with torch.autocast(z.device.type, enabled=False):
             if self.objective == "gaussian":
                 nll, kl = gaussian_terms(posterior, prior)
