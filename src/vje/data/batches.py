@@ -95,9 +95,7 @@ def _by_threads(
             while waiting:
                 yield first()
         finally:  # the caller may stop early: what has not begun need not be done
-            for _, futures in waiting:
-                for future in futures:
-                    future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 def _fitted(source: ImageSource, index: int, preprocessing: Preprocessing) -> Item:
