@@ -16,7 +16,11 @@ from vje.random import Draws
 
 CROP_TRIES = 10
 CROP_DRAWS = 2 * CROP_TRIES + 2
-_OTHER_DRAWS = 14
+_DRAWS = {
+    "crop": CROP_DRAWS, "flip": 1, "jitter": 1, "factors": 3, "hue": 1, "order": 4, "grayscale": 1,
+    "blur": 1, "sigma": 1, "solarize": 1,
+}  # fmt: skip
+"""How many uniform numbers an image takes for what, in the order in which they are drawn."""
 
 Range = tuple[float, float]
 
@@ -74,31 +78,31 @@ class Augmentation:
         Returns:
             float32 ``[B, C, size, size]`` in [0, 1].
         """
-        u = draws.uniform(stream, CROP_DRAWS + _OTHER_DRAWS)
-        crop, u = u[:, :CROP_DRAWS], u[:, CROP_DRAWS:]
+        numbers = draws.uniform(stream, sum(_DRAWS.values())).split(list(_DRAWS.values()), 1)
+        u = dict(zip(_DRAWS, numbers, strict=True))  # [B, count] each
         x = images.float() / 255
-        flip = u[:, 0] < self.flip
+        flip = u["flip"].squeeze(1) < self.flip
         if cropped:
             x = torch.where(_per_image(flip), x.flip(-1), x)
         else:
-            boxes = crop_boxes(crop, x.shape[-2], x.shape[-1], self.area, self.ratio)
+            boxes = crop_boxes(u["crop"], x.shape[-2], x.shape[-1], self.area, self.ratio)
             x = resized_crop(x, boxes, flip, self.size)
         x = self._color(x, u)
         if self.blur > 0:
-            sigma = _between(u[:, 12], self.blur_sigma)
-            x = gaussian_blur(x, torch.where(u[:, 11] < self.blur, sigma, 0.0), self.blur_kernel)
+            sigma = torch.where(u["blur"] < self.blur, _between(u["sigma"], self.blur_sigma), 0.0)
+            x = gaussian_blur(x, sigma.squeeze(1), self.blur_kernel)
         if self.solarize > 0:
-            x = torch.where(_per_image(u[:, 13] < self.solarize) & (x >= 0.5), 1 - x, x)
+            x = torch.where(_per_image(u["solarize"] < self.solarize) & (x >= 0.5), 1 - x, x)
         return x
 
-    def _color(self, x: Tensor, u: Tensor) -> Tensor:
+    def _color(self, x: Tensor, u: dict[str, Tensor]) -> Tensor:
         if self.jitter > 0:
-            strengths = (self.brightness, self.contrast, self.saturation)
-            factors = [_between(u[:, 2 + i], (max(0.0, 1 - s), 1 + s)) for i, s in enumerate(strengths)]
-            shift = _between(u[:, 5], (-self.hue, self.hue))
-            x = color_jitter(x, torch.stack([*factors, shift], 1), u[:, 6:10], u[:, 1] < self.jitter)
+            limits = [(max(0.0, 1 - s), 1 + s) for s in (self.brightness, self.contrast, self.saturation)]
+            factors = [_between(v, limit) for v, limit in zip(u["factors"].split(1, 1), limits, strict=True)]
+            shift = _between(u["hue"], (-self.hue, self.hue))
+            x = color_jitter(x, torch.cat([*factors, shift], 1), u["order"], u["jitter"].squeeze(1) < self.jitter)
         if self.grayscale > 0 and x.shape[1] == 3:
-            x = torch.where(_per_image(u[:, 10] < self.grayscale), luma(x), x)
+            x = torch.where(_per_image(u["grayscale"] < self.grayscale), luma(x), x)
         return x
 
 

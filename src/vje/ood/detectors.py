@@ -259,7 +259,9 @@ class ViM(LogitDetector):
 
     def _fit(self, features: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
         width = features.shape[1]
-        dim = self.dim if self.dim is not None else width // 2 if width < 1000 else 512 if width < 1500 else 1000
+        dim = self.dim
+        if dim is None:
+            dim = width // 2 if width < 1000 else 512 if width < 1500 else 1000
         if not 0 <= dim < width:
             raise UserError(f"ViM needs a subspace of fewer dimensions than the features' {width}, got dim={dim}.")
         found = super()._fit(features, labels)
