@@ -24,6 +24,7 @@ from vje.methods.method import Method
 from vje.runs import write_atomically
 
 Report = Callable[[int, int], None]
+"""Told, now and then, how much is done and how much there is in all."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ result is still a linear classifier of the features themselves.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
@@ -21,12 +21,11 @@ from torch import Tensor
 
 from vje.data.order import epoch_order, steps_per_epoch
 from vje.errors import UserError
+from vje.evaluation.features import Report
 from vje.evaluation.sweep import LinearSweep, scale_of
 from vje.evaluation.usual import USUAL_PROBE
 
 MOST_HELD_OUT = 10_000
-
-Report = Callable[[int, int], None]
 
 
 class Split(NamedTuple):
@@ -142,15 +141,18 @@ def linear_probe(
         raise UserError("the linear probe needs images of at least two classes: check the labels.")
     both = [*rates, *rates]  # learning from all images, and from those not held out
     steps = epochs * training.batches.steps_per_epoch
+    some = next(iter(test.features.values()))
+    device, dtype = some.device, some.dtype
     sweeps = {}
     for name, x in test.features.items():
         mean, std = scale_of(training.reference[name]) if standardize else (None, None)
         sweeps[name] = LinearSweep(
-            x.shape[1], len(classes), both, steps, momentum, weight_decay, mean, std, x.device, x.dtype
+            x.shape[1], len(classes), both, steps, momentum, weight_decay, mean, std, device, dtype
         )
-    share = torch.ones(len(training.labels), len(both), device=x.device, dtype=x.dtype)
-    share[training.held_out.to(x.device), len(rates) :] = 0
-    numbers = _numbered(training.labels, classes).to(x.device)
+    # Which classifiers learn from each image, [N, 2R].
+    share = torch.ones(len(training.labels), len(both), device=device, dtype=dtype)
+    share[training.held_out.to(device), len(rates) :] = 0
+    numbers = _numbered(training.labels, classes).to(device)
     with closing(training.batches) as batches:
         for epoch in range(epochs):
             for features, rows in batches.epoch(epoch):

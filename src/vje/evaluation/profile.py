@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from vje.evaluation.features import Report
 from vje.methods.method import Method
 from vje.networks.encoders import Encoder
 
@@ -164,7 +165,7 @@ class Timing:
 
 def race(
     steps: Mapping[str, TimedStep], reference: str, windows: int = 7, steps_each: int = 5, warmup: int = 3,
-    report: Callable[[int, int], None] | None = None,
+    report: Report | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
     """Time training steps: in each window, a few of each method in turn.
 

@@ -1,7 +1,7 @@
 """Scoring images in production: how unusual each is, and whether it is an outlier at a chosen false-alarm rate."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
@@ -17,7 +17,7 @@ from vje.data.folders import scan_paths
 from vje.data.sources import ArraySource, ImageSource
 from vje.data.views import Views
 from vje.errors import UserError
-from vje.evaluation.features import embed_views, weights_fingerprint
+from vje.evaluation.features import Report, embed_views, weights_fingerprint
 from vje.likelihood import directional_contributions
 from vje.methods.vje import OOD_SCORES, VJE
 from vje.models import load_vje
@@ -151,7 +151,7 @@ class ImageDetector:
         name: str | None = None,
         batch_size: int = BATCH,
         workers: int = 0,
-        report: Callable[[int, int], None] | None = None,
+        report: Report | None = None,
     ) -> Calibration:
         """Score held-out images, to compare new ones with. The model must not have been trained on them.
 
