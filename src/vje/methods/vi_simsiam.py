@@ -136,8 +136,7 @@ class VISimSiam(Method):
         layers: Linear layers of the projector (2 on CIFAR, 3 on ImageNet).
         bottleneck: Width of the hidden layer of the predictor, and of a head like it.
         kappa_from: The concentration is predicted from the "projection" by a head like the predictor, or from the
-            "embedding" by a linear layer.
-        kappa_gradient: Share of that layer's gradient that goes on into the encoder, from 0 to 1.
+            "embedding" by a linear layer, without a gradient to it.
         kl_weight: Weight of the KL divergence to the uniform distribution.
         fixed_predictor_rate: The predictor's learning rate does not decay.
         batch_norm: Batch-norm statistics over both views together, or each on its own.
@@ -162,7 +161,6 @@ class VISimSiam(Method):
         layers: int = 3,
         bottleneck: int = 512,
         kappa_from: KappaFrom = "projection",
-        kappa_gradient: float = 0.0,
         kl_weight: float = 1.0,
         fixed_predictor_rate: bool = True,
         batch_norm: BatchNormViews = "separate",
@@ -175,10 +173,7 @@ class VISimSiam(Method):
             raise ValueError(f"kl_weight must be 0 or more, got {kl_weight}; the default is 1")
         if kappa_from not in get_args(KappaFrom):
             raise ValueError(f"kappa_from must be one of {', '.join(get_args(KappaFrom))}, got {kappa_from!r}")
-        if not 0 <= kappa_gradient <= 1:
-            raise ValueError(f"kappa_gradient must be between 0 and 1, got {kappa_gradient}; the default is 0")
         self.hidden, self.layers, self.bottleneck, self.kl_weight = hidden, layers, bottleneck, kl_weight
-        self.kappa_gradient = kappa_gradient
         self.kappa_from, self.fixed_predictor_rate, self.batch_norm = kappa_from, fixed_predictor_rate, batch_norm
         self.projector = mlp([self.encoder.dim, *[hidden] * layers], last_norm="plain")
         self.predictor = mlp([hidden, bottleneck, hidden])
@@ -190,8 +185,7 @@ class VISimSiam(Method):
         z = self.encode(self.encoder, views)  # [2B, D]
         projection = self.apply_head(self.projector, z)
         prediction = self.apply_head(self.predictor, projection)
-        seen = projection if self.kappa_from == "projection" else z.detach().lerp(z, self.kappa_gradient)
-        raw = self.apply_head(self.concentration, seen)
+        raw = self.apply_head(self.concentration, projection if self.kappa_from == "projection" else z.detach())
         with torch.autocast(z.device.type, enabled=False):
             prediction, kappa = at_least_float32(prediction), self._kappa(raw)
             other = at_least_float32(projection.detach()).roll(len(views[0]), 0)
