@@ -94,7 +94,26 @@ def test_arrays_and_splits(vje, run: Path, tmp_path: Path, make_pixels) -> None:
     assert len(rows) == 50 and rows[7]["file"] == f"{data}:train[7]"
     expected = ImageDetector.from_run(run, "cpu").score(make_pixels(50, 1).transpose(0, 3, 1, 2))["nll"]
     assert [float(row["nll"]) for row in rows] == pytest.approx(expected.tolist(), rel=1e-4)
-    assert table(vje("score", run, data).out)[59]["file"] == f"{data}[59]"
+    answer = vje("score", run, data)
+    assert table(answer.out)[59]["file"] == f"{data}[59]"
+    assert "set: its test split is taken, 60 of 110 images; --split train takes another" in answer.err
+
+
+def test_of_a_folder_with_splits_which_part_is_taken_is_said(vje, run: Path, tmp_path: Path, make_pixels) -> None:
+    """A score of the folder is of all images; a calibration is of its test images."""
+    for i, x in enumerate(make_pixels(7, 5)):
+        folder = tmp_path / "mine" / ("train" if i < 4 else "test")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x).save(folder / f"{i}.png")
+    said = "mine: its test split is taken, 3 of 7 images; --split train takes another"
+    answer = vje("calibrate", run, "--data", tmp_path / "mine")
+    assert "nll of 3 images" in answer.out and said in answer.err
+    answer = vje("calibrate", run, "--data", tmp_path / "mine", "--split", "train")
+    assert "nll of 4 images" in answer.out and "is taken" not in answer.err
+    answer = vje("score", run, tmp_path / "mine")
+    assert len(table(answer.out)) == 7 and "is taken" not in answer.err
+    answer = vje("embed", run, tmp_path / "set.npz", "--out", tmp_path / "z.npz")
+    assert answer.status == 0 and "set: its test split is taken, 60 of 110 images" in answer.err
 
 
 def test_standard_output_holds_the_table_alone(vje, run: Path, photos: Path) -> None:

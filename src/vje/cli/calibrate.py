@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vje.cli.checks import at_least, check_model, check_vje
-from vje.cli.subject import Batch, Device, OwnDataDir, Workers, ready_device, run_config
+from vje.cli.subject import Batch, Device, OwnDataDir, Workers, picked, ready_device, run_config
 from vje.data.sources import ImageSource
 from vje.errors import UserError, command
 from vje.runs import RunFolder
@@ -103,7 +103,7 @@ def _own_images(options: Options) -> ImageSource:
 def _given_images(options: Options) -> ImageSource:
     from vje.data.registry import open_data
 
-    return open_data(str(options.data), options.data_dir or _data_dir(options.run)).pick(options.split)
+    return picked(open_data(str(options.data), options.data_dir or _data_dir(options.run)), options.split)
 
 
 def _data_dir(run: Path) -> Path:

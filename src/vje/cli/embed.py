@@ -10,7 +10,7 @@ import tyro
 
 from vje.cli.checks import at_least, check_model
 from vje.cli.rows import valid_unicode
-from vje.cli.subject import Batch, Device, Workers, ready_device
+from vje.cli.subject import Batch, Device, Workers, picked, ready_device
 from vje.errors import UserError, cannot_write
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def _check(options: Options) -> None:
             raise UserError("writing .parquet needs pyarrow: pip install 'vje[parquet]', or use .npz.") from None
 
 
-def open_images(images: tuple[str, ...], split: str | None, data_dir: Path, every: bool = False) -> "ImageSource":
+def open_images(
+    images: tuple[str, ...], split: str | None, data_dir: Path, every: bool = False, tell: bool = True
+) -> "ImageSource":
     """Images a person named: files and folders, an ``.npz`` file, or a data set.
 
     Args:
@@ -87,6 +89,7 @@ def open_images(images: tuple[str, ...], split: str | None, data_dir: Path, ever
         split: which part of a data set.
         data_dir: where named data sets are.
         every: every file of a folder counts, whatever it is called.
+        tell: say which part it is where none was asked for.
     """
     from vje.data.folders import scan_paths
     from vje.data.registry import open_data
@@ -94,7 +97,8 @@ def open_images(images: tuple[str, ...], split: str | None, data_dir: Path, ever
     only = images[0] if len(images) == 1 else None
     if only is None or (Path(only).exists() and not only.endswith(".npz") and split is None):
         return scan_paths(images, every)
-    return open_data(only, data_dir).pick(split)
+    raw = open_data(only, data_dir)
+    return picked(raw, split) if tell else raw.pick(split)
 
 
 def _compute(

@@ -132,8 +132,8 @@ def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
             raise UserError(f"{error}\n({words})") from None
         notes.append(f"The images that {folder.path} was trained on are not at hand: see that --id holds none of them.")
         splits = None
-    members = [Member(name, None, (open_images((path,), None, data_dir),)) for name, path in given.items()]
-    inside = open_images((options.id,), None, data_dir)
+    members = [Member(name, None, (open_images((path,), None, data_dir, tell=False),)) for name, path in given.items()]
+    inside = open_images((options.id,), None, data_dir, tell=False)
     unseen = _without_trained(folder, inside, splits, options.id, config.data.data)
     if unseen is not inside:
         notes.append(

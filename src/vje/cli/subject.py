@@ -17,6 +17,7 @@ from vje.errors import UserError
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
+    from vje.data.registry import RawSplits
     from vje.data.sources import ImageSource
     from vje.evaluation.features import Features
 
@@ -103,6 +104,19 @@ class Subject:
             )
         tell_unreadable(found.failures, what)
         return found
+
+
+def picked(raw: "RawSplits", split: str | None) -> "ImageSource":
+    """The part of a data set that --split names; where it names none of several, say which is taken."""
+    parts, part = raw.parts(), raw.pick(split)
+    if split is None and len(parts) > 1:
+        first, *others = parts
+        print(
+            f"{raw.name}: its {first} split is taken, {len(part):,} of {sum(map(len, parts.values())):,} images; "
+            f"--split {' or '.join(others)} takes another",
+            file=sys.stderr,
+        )
+    return part
 
 
 def tell_unreadable(failures: Sequence[tuple[str, str]], what: str) -> None:

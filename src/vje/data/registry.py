@@ -46,10 +46,14 @@ class RawSplits:
     val: ImageSource | None = None  # validation images
     labelled: ImageSource | None = None  # the labelled part, where most training images have no label (STL-10)
 
+    def parts(self) -> dict[str, ImageSource]:
+        """The parts that there are, by name."""
+        parts = {"test": self.test, "val": self.val, "train": self.train}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def pick(self, split: str | None = None) -> ImageSource:
         """One part: train, val or test if it is named; else the test images, or what there is."""
-        parts = {"test": self.test, "val": self.val, "train": self.train}
-        there = {name: part for name, part in parts.items() if part is not None}
+        there = self.parts()
         if split is not None and split not in there:
             raise UserError(f"{self.name} has no {split} split; it has {', '.join(there)}.")
         return there[split or next(iter(there))]
