@@ -47,6 +47,7 @@ class Data:
             "test_images": len(self.splits.test),
             "labels": self.splits.bank.labels is not None,
             "fingerprint": self.splits.train.fingerprint(),
+            "test_fingerprint": self.splits.test.fingerprint(),
             "labels_fingerprint": _labels_fingerprint(self.splits.train),
             "skipped": [list(item) for item in self.skipped],
             "ignored": len(getattr(self.splits.train, "ignored", ())),
@@ -89,7 +90,7 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
 
 
 def open_splits(settings: DataConfig, recorded: dict[str, Any]) -> Splits:
-    """The training, test and bank images of a run; those held out stay so, and a warning tells if some are gone.
+    """The training, test and bank images of a run; those held out stay so, and a warning tells if they changed.
 
     Args:
         settings: of the run, with its images where they are now.
@@ -106,13 +107,22 @@ def _open(settings: DataConfig) -> RawSplits:
 
 
 def _counted(splits: Splits, recorded: dict[str, Any], data: str) -> Splits:
-    """The same, with a warning if there are fewer images than the run had: figures are then of other images."""
+    """The same, with a warning if they are not the images that the run had: figures are then of others."""
     had = recorded.get("train_images", 0) + len(recorded.get("skipped", ())), recorded.get("test_images", 0)
     lacking = [max(0, n - len(source)) for n, source in zip(had, (splits.train, splits.test), strict=True)]
     if any(lacking):
         warnings.warn(
             f"{data} lacks {sum(lacking):,} of the {sum(had):,} images that the run had (training {lacking[0]:,}, held "
             f"out {lacking[1]:,}); what is measured is without them",
+            stacklevel=3,
+        )
+    elif any(
+        recorded.get(name) not in ("", None, source.fingerprint())
+        for name, source in (("fingerprint", splits.train), ("test_fingerprint", splits.test))
+    ):
+        warnings.warn(
+            f"the images of {data} are no longer those of training (files go by name, size and date); what is measured "
+            "is of those there now",
             stacklevel=3,
         )
     return replace(splits, missing=sum(lacking))

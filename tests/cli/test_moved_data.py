@@ -64,6 +64,26 @@ def test_fewer_images_are_told_and_marked(vje, mine):
         assert unusual(RunFolder(mine / "run"), command) == "3 of the run's images missing"
 
 
+@pytest.mark.parametrize("held_out", [True, False])
+@pytest.mark.parametrize("command", [("evaluate", "--k", 5), ("calibrate",)])
+def test_images_that_were_replaced_are_told(vje, mine, held_out, command):
+    names = json.loads((mine / "run/data.json").read_text())["held_out"]
+    others = [str(file.relative_to(mine / "pictures")) for file in sorted((mine / "pictures").rglob("*.png"))]
+    trained = next(name for name in others if name not in names)
+    shutil.copy(mine / "pictures" / others[-1], mine / "pictures" / (names[0] if held_out else trained))
+    with pytest.warns(UserWarning, match="the images of pictures are no longer those of training"):
+        assert vje(command[0], "run", "--device", "cpu", *command[1:]).status == 0
+
+
+def test_a_run_that_recorded_less_is_not_doubted(vje, mine):
+    """Older ones have no fingerprint of the images held out."""
+    data = json.loads((mine / "run/data.json").read_text())
+    (mine / "run/data.json").write_text(json.dumps({k: v for k, v in data.items() if k != "test_fingerprint"}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert vje("evaluate", "run", "--device", "cpu", "--k", 5).status == 0
+
+
 def test_with_other_classes_no_accuracy_is_given(vje, mine, tiny):
     """Classes b and c are numbers 1 and 2 in training, and 0 and 1 of those that are left without a."""
     (mine / "pictures/c").mkdir()
