@@ -66,15 +66,31 @@ def test_of_the_runs_own_folder_the_held_out_images_are_used(vje, own, sets, tmp
     words = ["--ood", f"noise={sets('noise')}", "--device", "cpu"]
     answer = vje("ood", run, "--id", root, *words)
     assert answer.status == 0, answer.err
-    assert f"--id {root}: 3 of its 12 images are used, those that {run} was not trained on." in answer.out
+    assert f"--id {root}: 3 of its images are used, those that {run} held out." in answer.out
     found = result(run)
     for number, name in enumerate(held_out):
         (tmp_path / "copies").mkdir(exist_ok=True)
         shutil.copy(root / name, tmp_path / "copies" / f"{number}.png")
     answer = vje("ood", run, "--id", tmp_path / "copies", *words)
-    assert answer.status == 0 and "not trained on" not in answer.out
+    assert answer.status == 0 and "images are used" not in answer.out
     assert found["counts"] == result(run)["counts"] == {"id": 3, "noise": 15}
     assert found["scores"] == result(run)["scores"]
+
+
+def test_what_came_to_the_folder_later_is_not_said_to_be_trained_on(vje, own, sets, tmp_path, make_pixels):
+    run, root, held_out = own
+    Image.fromarray(make_pixels(1, 9)[0]).save(root / "x" / "later.png")
+    (root / "x" / "broken.png").write_text("no picture")
+    words = ["--ood", f"noise={sets('noise')}", "--device", "cpu"]
+    with pytest.warns(UserWarning, match="no longer those of training"):
+        answer = vje("ood", run, "--id", root, *words)
+    assert answer.status == 0 and f"--id {root}: 3 of its images are used, those that {run} held out." in answer.out
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "1.png").symlink_to(root / held_out[0])
+    (tmp_path / "some" / "2.png").symlink_to(root / "x" / "00.png")
+    with pytest.warns(UserWarning, match="no longer those of training"):
+        answer = vje("ood", run, "--id", tmp_path / "some", *words)
+    assert f"--id {tmp_path / 'some'}: 1 of its images are used, on which {run} was not trained." in answer.out
 
 
 def test_sets_that_are_not_what_they_may_be_meant_to_be_are_told(vje, own, sets):
@@ -118,7 +134,7 @@ def test_runs_that_held_out_different_images_have_a_mean_that_is_explained(vje, 
     answer = vje("ood", run, other, "--id", root, *words)
     assert answer.status == 0 and "3 images), 2 runs" in answer.out, answer.err  # the seeds alone differ
     assert "itself" not in answer.out
-    assert answer.out.count("3 of its 12 images are used") == 2  # once a run
+    assert answer.out.count("3 of its images are used") == 2  # once a run
 
     files = scan_folder(root)
     others = [*held_out[:2], "y/09.png"]

@@ -136,10 +136,9 @@ def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
     inside = open_images((options.id,), None, data_dir, tell=False)
     unseen = _without_trained(folder, inside, splits, options.id, config.data.data)
     if unseen is not inside:
-        notes.append(
-            f"--id {options.id}: {len(unseen):,} of its {len(inside):,} images are used, those that {folder.path} was "
-            "not trained on."
-        )
+        held_out = set(unseen.names) <= set(folder.read("data").get("held_out") or ())  # not what came later
+        which = f"those that {folder.path} held out" if held_out else f"on which {folder.path} was not trained"
+        notes.append(f"--id {options.id}: {len(unseen):,} of its images are used, {which}.")
     if len(unseen) < FEW:
         notes.append(f"--id {options.id}: {len(unseen)} images are few, and the figures as rough.")
     notes += [note for member in members for note in _doubtful(member, unseen, folder, splits)]
