@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -292,7 +293,7 @@ def test_another_method_gives_its_encoder_and_no_heads():
     assert torch.equal(model.projector[0].weight, before)
 
 
-def test_init_in_a_config_is_a_run_a_file_or_a_name(trained_run):
+def test_init_in_a_config_is_a_run_a_file_or_a_name(trained_run, monkeypatch):
     recipe = load_recipe("digits")
 
     def method(init, **changes):
@@ -311,3 +312,9 @@ def test_init_in_a_config_is_a_run_a_file_or_a_name(trained_run):
         method(str(trained_run), encoder="resnet14")
     with pytest.raises(UserError, match=r"no encoder is called 'resnet19'; did you mean .*resnet18"):
         method(None, encoder="resnet19")
+    with pytest.raises(UserError, match=r"^--init nowhere: there is no run or model of that path, and no encoder is"):
+        method("nowhere")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    for name in ("nowhere", "resnet18"):
+        with pytest.raises(UserError, match=f"^--init {name}: there is no .* path, and pretrained weights are timm's"):
+            method(name)

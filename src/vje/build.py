@@ -21,7 +21,7 @@ from vje.evaluation.rank import effective_rank_of_gram
 from vje.methods import find_method
 from vje.methods.method import Method
 from vje.models import load, start_from
-from vje.networks.encoders import build_encoder
+from vje.networks.encoders import Encoder, build_encoder
 from vje.preprocessing import Preprocessing
 from vje.runs import RunFolder
 from vje.training.alarms import CollapseWatch
@@ -91,7 +91,7 @@ def build_method(config: Config, preprocessing: Preprocessing, classes: int | No
         preprocessing: of its data.
         classes: of its data, for methods that learn from labels.
     """
-    settings, init = config.encoder, config.encoder.init
+    init = config.encoder.init
     from_model = init is not None and (Path(init).exists() or "/" in init or init.endswith(".safetensors"))
     method, options = find_method(config.method), dict(vars(config.settings))
     if method.needs_labels:
@@ -105,21 +105,31 @@ def build_method(config: Config, preprocessing: Preprocessing, classes: int | No
                 "one class."
             )
         options["classes"] = classes
+    encoder = _build_encoder(config, preprocessing.channels, None if from_model else init)
     try:
-        encoder = build_encoder(
-            settings.encoder if init is None or from_model else init,
-            channels=preprocessing.channels,
-            small_images=settings.small_images,
-            normalization=settings.normalization,
-            image_size=config.data.size,
-            pretrained=init is not None and not from_model,
-        )
         model: Method = method(encoder, **options, preprocessing=preprocessing)
-    except ValueError as error:  # a name or a combination that only the networks can judge
+    except ValueError as error:  # a combination that only the networks can judge
         raise UserError(_as_options(str(error), vars(config.settings))) from None
     if init is not None and from_model:
         start_from(model, load(init))
     return model
+
+
+def _build_encoder(config: Config, channels: int, pretrained: str | None) -> Encoder:
+    """The encoder a config describes, or the model of timm's whose pretrained weights --init asks for."""
+    settings = config.encoder
+    try:
+        return build_encoder(
+            pretrained or settings.encoder,
+            channels=channels,
+            small_images=settings.small_images,
+            normalization=settings.normalization,
+            image_size=config.data.size,
+            pretrained=pretrained is not None,
+        )
+    except ValueError as error:  # a name or a combination that only the networks can judge
+        not_there = f"--init {pretrained}: there is no run or model of that path, and " if pretrained else ""
+        raise UserError(not_there + _as_options(str(error), vars(config.settings))) from None
 
 
 def _as_options(message: str, names: Iterable[str]) -> str:
@@ -181,6 +191,7 @@ def build_loop(
             _chance(data.splits.test),
             patience=_patience(config),
             watch_rank=not method.needs_labels,  # a classifier's features need no more dimensions than classes
+            remedy=_collapse_remedy(config),
         ),
         rank_of=effective_rank_of_gram,
         run=run,
@@ -302,6 +313,12 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
 
 def _patience(config: Config) -> int:
     return max(3, round(config.optimizer.warmup))
+
+
+def _collapse_remedy(config: Config) -> str:
+    """What to try where the embeddings collapse, without what the run has already."""
+    detached = vars(config.settings).get("target") == "stop-gradient"
+    return " or ".join(["a lower --lr", "a larger --batch", *(["--target ema"] if detached else [])])
 
 
 def _chance(test: ImageSource) -> float | None:

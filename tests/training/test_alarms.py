@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,6 +117,14 @@ def test_state_survives_as_json():
     assert resumed(HEALTHY | SICK["prior"][0]) == []
     [text] = resumed(HEALTHY | {"effective_rank": 29.0})
     assert "down from 120.0" in text
+
+
+@pytest.mark.parametrize(("target", "helps"), [("ema", False), ("stop-gradient", True)])
+def test_a_remedy_that_the_run_has_already_is_not_proposed(train, small_config, tmp_path, target, helps):
+    said = []
+    config = replace(small_config, settings=replace(small_config.settings, target=target))
+    train(config, tmp_path / "run", prepare=lambda loop: said.extend(loop.watch({"epoch": 99, "effective_rank": 1.0})))
+    assert len(said) == 1 and ("--target ema" in said[0]) == helps and "a larger --batch" in said[0]
 
 
 class Listener(Callback):

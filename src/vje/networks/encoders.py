@@ -133,6 +133,8 @@ def _timm_model(architecture: Architecture, pretrained: bool) -> tuple[nn.Module
     try:
         import timm
     except ImportError:
+        if pretrained:
+            raise ValueError("pretrained weights are timm's, which is not installed: pip install 'vje[timm]'") from None
         raise ValueError(
             f"encoder {architecture.name!r} is not one of {', '.join(_RESNETS)}, and timm, which may know it, "
             "is not installed: pip install 'vje[timm]'"

@@ -49,6 +49,7 @@ class CollapseWatch:
     chance: float | None = None  # k-NN accuracy in percent of always guessing the commonest class; None without labels
     patience: int = 3  # epochs before anything is judged
     watch_rank: bool = True  # whether a falling effective rank is a bad sign
+    remedy: str = "a lower --lr or a larger --batch"  # what to try where the embeddings collapse
     said: set[str] = field(default_factory=set)  # warnings already given, by key
     peak_rank: float = 0.0  # largest effective rank so far
 
@@ -78,7 +79,7 @@ class CollapseWatch:
         if self.watch_rank and (rank < 0.25 * self.peak_rank or rank < 2):
             found["rank"] = (
                 f"The embeddings are collapsing: effective rank {rank:.1f} of {self.dim}, down from "
-                f"{max(self.peak_rank, rank):.1f}. Try a lower --lr or a larger --batch; for VJE, --target ema."
+                f"{max(self.peak_rank, rank):.1f}. Try {self.remedy}."
             )
         accuracy = record.get("knn", {}).get("z")
         if accuracy is not None and self.chance is not None and accuracy < _above(self.chance):
