@@ -318,11 +318,13 @@ def test_hyper_parameters_are_chosen_on_validation_images_of_both_kinds(
 def test_other_settings_are_said_and_a_folder_counts_once(
     tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [make_run(tmp_path / "a", data_dir, 0), make_run(tmp_path / "b", data_dir, 1, batch=64)]
+    runs = [make_run(tmp_path / "a", data_dir, 0), make_run(tmp_path / "b", data_dir, 0, batch=64)]
     out = tmp_path / "both.json"
     words = ["--no-detectors", "--device", "cpu", "--out", str(out)]
     assert main(["ood", *map(str, [*runs, runs[0]]), *words]) == 0
-    assert f"Not only the seeds differ: {runs[1]} has batch 64" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"The settings differ: {runs[1]} has batch 64" in said
+    assert f"each counts, though seed 0 is the same: {runs[0]}, {runs[1]}" in said
     assert json.loads(out.read_text())["runs"] == [str(run) for run in runs]
 
 

@@ -76,7 +76,7 @@ def run(arguments: list[str]) -> int:
     options = replace(options, views=options.views or stored_config(folders[0]).run.ood_views)
     results = [measure(folder, options) for folder in folders]
     _print(results, folders)
-    for line in differing or repeated_seeds(zip((r["seed"] for r in results), folders, strict=True)):
+    for line in differing + repeated_seeds(zip((r["seed"] for r in results), folders, strict=True)):
         print(line)
     if len(results) > 1:
         from vje.ood.protocol import mean_and_std
@@ -128,7 +128,7 @@ def _check_alike(folders: list[RunFolder]) -> list[str]:
         found = {name: value for name, value in differences(configs[0], config).items() if name != "data"}
         if found:
             words = ", ".join(f"{name} {value}" for name, value in found.items())
-            lines.append(f"Not only the seeds differ: {folder.path} has {words}, unlike {folders[0].path}")
+            lines.append(f"The settings differ: {folder.path} has {words}, unlike {folders[0].path}")
     return lines
 
 
