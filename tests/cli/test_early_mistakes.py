@@ -32,6 +32,10 @@ MISTAKES = {
         ["calibrate", "{}/simsiam"],
         "{}/simsiam was trained with simsiam, and this is for VJE",
     ),
+    "scores of another method": (
+        ["score", "{}/simsiam", "digits"],
+        "`vje evaluate`, `probe`, `ood`, `embed`, `compare` and `report` work for every method",
+    ),
     "another method's model": (
         ["calibrate", "{}/simsiam/model.safetensors", "--data", "{}/set.npz"],
         "model.safetensors was trained with simsiam, and this is for VJE",

@@ -34,8 +34,8 @@ def check_vje(path: Path) -> None:
     method = next((read_json(file).get("method", "vje") for file in files if file.is_file()), "vje")
     if method != "vje":
         raise UserError(
-            f"{path} was trained with {method}, and this is for VJE models. `vje evaluate`, `vje probe` and `vje ood` "
-            "work for every method."
+            f"{path} was trained with {method}, and this is for VJE models. `vje evaluate`, `probe`, `ood`, `embed`, "
+            "`compare` and `report` work for every method."
         )
 
 

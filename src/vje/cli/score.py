@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vje.cli.checks import at_least, check_model
+from vje.cli.checks import at_least, check_model, check_vje
 from vje.cli.embed import open_images
 from vje.cli.rows import check_header
 from vje.cli.subject import Batch, Device, Workers, ready_device
@@ -120,6 +120,7 @@ def _check(options: Options) -> None:
     at_least(1, batch=options.batch, top=options.top)
     at_least(0, explain=options.explain, workers=options.workers)
     check_model(options.run)
+    check_vje(options.run)
     if options.file is not None and options.out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {options.out}: the file must end in .csv or .parquet, or be - for standard output.")
     if options.sheet is not None and options.sheet.suffix not in SHEETS:
