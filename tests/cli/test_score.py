@@ -317,6 +317,26 @@ def test_rows_that_mean_something_else_are_not_mixed(vje, run: Path, photos: Pat
     assert vje(*append).status == 0
 
 
+def test_outliers_are_counted_among_all_rows(vje, run: Path, photos: Path, tmp_path: Path) -> None:
+    """Also those that were there before, and by another --alpha where no row tells the two apart."""
+    out = tmp_path / "scores.csv"
+    vje("calibrate", run)
+    words = ("score", run, photos, "--out", out)
+    assert vje(*words, "--alpha", 0.5).status == 0
+    rows, before = read(out), out.read_text().splitlines(keepends=True)
+    count = sum(row["outlier"] == "True" for row in rows)
+    largest = max(float(row["p_value"]) for row in rows if row["outlier"] == "True")
+    assert 0 < count < len(rows)
+    for kept in (len(before), len(before) - 5):
+        out.write_text("".join(before[:kept]))
+        answer = vje(*words, "--append", "--alpha", largest)
+        assert answer.status == 0, answer.err
+        assert (
+            f"{kept - 1} were there before; {count} outlier{'s' * (count != 1)} among all at a false-alarm rate of"
+            in answer.err
+        )
+
+
 def test_two_models_scores_are_not_mixed(vje, run: Path, photos: Path, tmp_path: Path) -> None:
     import vje as library
 

@@ -61,11 +61,13 @@ class ScoringJob:
             drawn = save_sheet(options.sheet, self.source, self.detector.preprocessing, rows, self._name)
             say(f"{drawn} images drawn in {options.sheet}" if drawn else "no image could be read for the sheet")
         parts = [f"{count['scored']:,} image{'s' * (count['scored'] != 1)} scored"]
+        parts += [f"{count['before']:,} were there before"] if count["before"] else []
         if self.detector.calibration is not None:
-            parts.append(f"{count['outliers']:,} of them outliers at a false-alarm rate of {options.alpha:g}")
+            whose = " among all" if count["before"] else ""
+            plural = "s" * (count["outliers"] != 1)
+            parts.append(f"{count['outliers']:,} outlier{plural}{whose} at a false-alarm rate of {options.alpha:g}")
         if count["unreadable"]:
             parts.append(f"{count['unreadable']:,} file{'s' * (count['unreadable'] != 1)} unreadable")
-        parts += [f"{count['before']:,} were there before"] if count["before"] else []
         say("; ".join(parts) + ("." if options.file is None else f"; written to {options.out}"))
 
     def _remaining(self) -> tuple[Sequence[int], int]:
@@ -74,11 +76,15 @@ class ScoringJob:
         if not (options.append and options.out.exists()):
             return everything, 0
         here, done = Path.cwd(), dict[str, str]()  # the score of each file, empty if it has none
+        outliers = set[str]()
         rows = whole_rows(options.out, options.columns)
         _, end = next(rows, ({}, 0))  # the header
         for row, position in rows:
             self._check_row(row, thoroughly=len(done) < 100)
-            end, done[os.path.normpath(here / row["file"])] = position, row[self.detector.ranked_by]
+            name = os.path.normpath(here / row["file"])
+            end, done[name] = position, row[self.detector.ranked_by]
+            if row["outlier"] == str(True):
+                outliers.add(name)
         names = [os.path.normpath(here / self._name(place)) for place in everything]
         scores = {place: float(done[names[place]]) for place in everything if done.get(names[place])}
         self._check_model(scores)
@@ -86,6 +92,7 @@ class ScoringJob:
             self.extremes.add(score, place)
         todo = [place for place in everything if names[place] not in done]
         self.count["before"] = len(everything) - len(todo)
+        self.count["outliers"] = sum(name in outliers for name in names)
         return todo, end
 
     def _check_row(self, row: dict[str, str], thoroughly: bool) -> None:
