@@ -40,7 +40,8 @@ ARRAYS = {
     "other names": ({"x_train": images()}, ["holds x_train", "expected train_images"]),
     "only a test split": ({"test_images": images()}, ["no training images"]),
     "too few labels": ({"train_images": images(), "train_labels": np.arange(39)}, ["40 images but 39 labels"]),
-    "fractional labels": ({"train_images": images(), "train_labels": np.ones(40)}, ["labels of", "must be integers"]),
+    "fractional labels": ({"train_images": images(), "train_labels": np.ones(40)}, ["labels must be integers"]),
+    "negative labels": ({"train_images": images(), "train_labels": -np.ones(40, int)}, ["images: labels must be 0 or"]),
 }
 
 

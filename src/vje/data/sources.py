@@ -255,10 +255,10 @@ def _check_labels(labels: NDArray[Any], count: int, name: str) -> NDArray[np.int
             f"{name}: {count} images but {what}; give one class an image, in the order of the images, or no labels"
         )
     if labels.dtype.kind not in "iu":
-        raise UserError(f"labels of {name} must be integers, got {labels.dtype}; use class numbers 0, 1, 2, ...")
+        raise UserError(f"{name}: labels must be integers, got {labels.dtype}; use class numbers 0, 1, 2, ...")
     if count and labels.min() < 0:
         raise UserError(
-            f"labels of {name} must be 0 or more, got {labels.min()}: number the classes from 0 or give them names, "
+            f"{name}: labels must be 0 or more, got {labels.min()}: number the classes from 0 or give them names, "
             "and leave labels out where there are none"
         )
     return labels.reshape(count).astype(np.int64)
