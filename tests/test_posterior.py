@@ -1,5 +1,7 @@
 """The diagonal Gaussian posterior against numpy and torch.distributions."""
 
+import warnings
+
 import numpy as np
 import torch
 
@@ -58,3 +60,10 @@ def test_statistics_equal_numpys():
 def test_an_isotropic_posterior_has_no_anisotropy():
     q = DiagonalGaussian(torch.zeros(2, 512), torch.tensor([[0.3], [7.0]]).expand(2, 512))
     torch.testing.assert_close(q.anisotropy(), torch.zeros(2), rtol=0, atol=1e-6)
+
+
+def test_statistics_of_no_image_are_empty_without_a_warning():
+    q = posterior(0, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [x().shape for x in (q.kl, q.mean_variance, q.anisotropy)] == [(0,)] * 3

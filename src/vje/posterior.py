@@ -43,4 +43,7 @@ class DiagonalGaussian:
 
     def anisotropy(self) -> Tensor:
         """Coefficient of variation of the variance over features (std / mean), shape ``[...]``."""
-        return self.variance.std(-1, correction=0) / self.variance.mean(-1)
+        mean = self.variance.mean(-1)
+        if not mean.numel():  # torch would warn of the spread of nothing
+            return mean
+        return self.variance.std(-1, correction=0) / mean
