@@ -300,9 +300,6 @@ def test_mistakes_are_explained(run: Path, tmp_path: Path) -> None:
     for wrong, kind in (([1, 2], "int"), (None, "NoneType"), (pixels(2).tolist(), "list"), ([b"a.png"], "bytes")):
         with pytest.raises(UserError, match=f"or a list of these; got one of type {kind}"):
             detector.score(wrong)
-    for nothing in ([], (), np.zeros((0, 3, 8, 8), np.uint8), torch.zeros(0, 8, 8, 3, dtype=torch.uint8)):
-        with pytest.raises(UserError, match="no images to score"):
-            detector.score(nothing)
     with pytest.raises(UserError, match="no such file"):
         detector.score([tmp_path / "gone.png"])
     with pytest.raises(UserError, match="no score 'beauty'"):
@@ -313,6 +310,29 @@ def test_mistakes_are_explained(run: Path, tmp_path: Path) -> None:
         detector.score(pixels(2), alpha=5)
     with pytest.raises(UserError, match="no preprocessing"):
         ImageDetector(VJE("resnet8"))
+
+
+@pytest.mark.parametrize("views", ["one", "ten"])
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_scores_of_no_image_are_empty(run: Path, calibrated: bool, views: str) -> None:
+    detector = ImageDetector.from_run(run, "cpu", views=views)
+    if calibrated:
+        detector.calibrate(pixels(9, seed=1))
+    some = detector.score(pixels(1), explain=True)
+    for nothing in ([], (), np.zeros((0, 3, 8, 8), np.uint8), torch.zeros(0, 8, 8, 3, dtype=torch.uint8)):
+        found = detector.score(nothing, explain=True)
+        assert {name: (x.dtype, (0, *x.shape[1:])) for name, x in some.items()} == {
+            name: (x.dtype, tuple(x.shape)) for name, x in found.items()
+        }
+        with pytest.raises(UserError, match="no images"):
+            detector.calibrate(nothing)
+
+
+def test_a_detector_says_what_it_is(run: Path) -> None:
+    detector = ImageDetector.from_run(run, "cpu")
+    assert repr(detector) == "Detector(vje, D = 256, no calibration)"
+    detector.calibrate(pixels(9), "kl", "photos")
+    assert repr(detector) == "Detector(vje, D = 256, kl of 9 images of photos)"
 
 
 def test_scores_over_several_views_are_means(run: Path) -> None:

@@ -119,12 +119,13 @@ class ImageDetector:
             is NaN and ``outlier`` False for every image.
 
         Raises:
-            UserError: there are no images, or one cannot be read.
+            UserError: an image cannot be read.
         """
         check_alpha(alpha)
         parts = [self._judged(self._measure(batch, explain), alpha) for batch in self._fitted(images)]
         if not parts:
-            raise UserError("there are no images to score.")
+            nothing = torch.zeros(0, self.preprocessing.channels, *[self.preprocessing.crop] * 2, dtype=torch.uint8)
+            parts = [self._judged(self._measure(nothing, explain), alpha)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def stream(
@@ -199,6 +200,11 @@ class ImageDetector:
             raise UserError("this detector was not loaded from a run: say where to save the calibration.")
         self.calibration.save(target)
         return target
+
+    def __repr__(self) -> str:
+        found, model = self.calibration, self.model
+        how = f"{found.score} of {len(found.scores):,} images of {found.data}" if found else "no calibration"
+        return f"Detector({model.name()}, D = {model.encoder.dim}, {how})"
 
     @property
     def ranked_by(self) -> str:
