@@ -17,7 +17,8 @@
       ood.json             what `vje ood` found, with its figures and the curves in ood-curves.json beside it;
                            ood-earlier/, on other images
       report.html          the page that `vje report` makes of it all
-      calibration.safetensors    held-out scores that `vje calibrate` keeps for p-values
+      calibration.safetensors    held-out scores that `vje calibrate` keeps for p-values; calibration-earlier/, of
+                           other images, or by another score or other views
       cache/               features, by weights and data
       .lock                there while a process trains the run, which it names
 """
@@ -130,13 +131,13 @@ class RunFolder:
         write_json(file, value)
         return file
 
-    def set_aside(self, name: str, data: str, key: Any, beside: Sequence[str] = ()) -> Path:
+    def set_aside(self, result: str, data: str, key: Any, beside: Sequence[str] = ()) -> Path:
         """Move ``RUN/<name>.json``, and files beside it, out of the way of new ones, into ``RUN/<name>-earlier``.
 
         The result is the last to go: if this is interrupted, the next time does the rest.
 
         Args:
-            name: of the result.
+            result: the name of its file.
             data: that it is on.
             key: which result it is: a later one with the same key takes its place.
             beside: names of files that belong to it; those that are not there are passed over.
@@ -144,14 +145,14 @@ class RunFolder:
         Returns:
             The folder that they are in now.
         """
-        place = self.path / f"{name}-earlier" / f"{Path(data).stem or 'images'}-{digest(key)[:8]}"
+        place = self.path / f"{Path(result).stem}-earlier" / f"{Path(data).stem or 'images'}-{digest(key)[:8]}"
         try:
             place.mkdir(parents=True, exist_ok=True)
-            for file in (self.path / file for file in (*beside, f"{name}.json")):
+            for file in (self.path / file for file in (*beside, result)):
                 if file.exists():
                     file.replace(place / file.name)
         except OSError as error:
-            files = f"{name}.json and its figures" if beside else f"{name}.json"
+            files = f"{result} and its figures" if beside else result
             raise cannot_write(f"to {place}", error, f"move {files} away yourself") from None
         return place
 

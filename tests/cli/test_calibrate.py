@@ -117,6 +117,43 @@ def test_calibration_with_a_folder_or_for_a_model_file(vje, run: Path, pictures:
     assert vje("calibrate", run / "nothing").status == 2
 
 
+def test_an_earlier_calibration_is_kept(vje, run: Path, pictures: Path) -> None:
+    calibration = run / "calibration.safetensors"
+    assert vje("calibrate", run).status == 0
+    assert "earlier calibration" not in vje("calibrate", run).out  # the same once more needs no keeping
+    first = calibration.read_bytes()
+    answer = vje("calibrate", run, "--data", pictures)
+    (kept,) = (run / "calibration-earlier").glob("*/calibration.safetensors")
+    assert f"The earlier calibration, nll of 60 images of set.npz: test_images, is in {kept.parent}." in answer.out
+    assert kept.read_bytes() == first and len(Calibration.read(calibration).scores) == 12
+    for number, words in enumerate((["--score", "kl"], ["--views", "mirror"], []), 2):
+        vje("calibrate", run, "--data", pictures, *words)
+        assert len(list((run / "calibration-earlier").iterdir())) == number
+    kept.replace(calibration)
+    assert "p-values" not in vje("score", run, pictures).err  # it serves as it did
+    calibration.write_bytes(first[:50])
+    assert vje("calibrate", run).status == 0 and len(Calibration.read(calibration).scores) == 60
+
+
+def test_where_an_earlier_calibration_cannot_be_kept_it_stays(vje, run: Path, pictures: Path) -> None:
+    assert vje("calibrate", run).status == 0
+    before = (run / "calibration.safetensors").read_bytes()
+    (run / "calibration-earlier").touch()
+    answer = vje("calibrate", run, "--data", pictures)
+    assert answer.status == 2 and "move calibration.safetensors away yourself" in answer.err
+    assert "nll of 12 images" in answer.out and (run / "calibration.safetensors").read_bytes() == before
+
+
+def test_the_earlier_calibration_of_a_model_file_is_beside_it(vje, run: Path, pictures: Path) -> None:
+    for suffix in ("safetensors", "json"):
+        (run / f"model.{suffix}").rename(run.parent / f"birds.{suffix}")
+    model = run.parent / "birds.safetensors"
+    for images in (run.parent / "set.npz", pictures):
+        assert vje("calibrate", model, "--data", images).status == 0
+    (kept,) = (run.parent / "birds.calibration-earlier").glob("*/birds.calibration.safetensors")
+    assert len(Calibration.read(kept).scores) == 60
+
+
 def test_stale_calibration_is_refused(vje, run: Path, pictures: Path, save_untrained) -> None:
     assert vje("calibrate", run).status == 0
     save_untrained(run, seed=1)

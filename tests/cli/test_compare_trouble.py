@@ -50,13 +50,6 @@ def test_a_damaged_result_is_left_out_and_the_others_are_shown(vje, make_run, tm
     assert values["k-NN z"]["mean"] == pytest.approx((70.0 + 61.0) / 2)  # of the other run, training's own
 
 
-def test_ood_of_a_run_that_cannot_be_written_to_is_refused_before_it_is_measured(vje, make_run, monkeypatch):
-    run = make_run("run")
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    answer = vje("ood", run.path, "--id", "digits", "--ood", "x=digits")
-    assert answer.status == 2 and f"go to {run.path}, which cannot be written to" in answer.err
-
-
 def test_copying_a_run_neither_ages_nor_renews_its_results(vje, make_run, tmp_path):
     run = make_run("run")
     run.write("probe", {"weights": "of an earlier model", "spaces": {"z": {"top1": 99.0}}})

@@ -109,3 +109,12 @@ def test_labels_of_the_test_images_are_enough(vje, run, make_pixels):
     (run / "data.json").write_text(json.dumps(recorded | {"labels": False}))
     answer = vje("geometry", run, "--device", "cpu", "--points", 0)
     assert answer.status == 0, answer.err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "probe", "geometry", "calibrate", "ood"])
+def test_a_run_that_cannot_be_written_to_is_refused_before_it_is_measured(vje, run, monkeypatch, snapshot, command):
+    before = snapshot(run)
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    answer = vje(command, run, *(["--id", "digits", "--ood", "x=digits"] if command == "ood" else []))
+    assert answer.status == 2 and f"of `vje {command}` go to {run}, which cannot be written to" in answer.err
+    assert snapshot(run) == before

@@ -1,13 +1,14 @@
 """``vje calibrate RUN``: scores of held-out images, kept with the model, for the p-values of ``vje score``."""
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from vje.cli.checks import at_least, check_model, check_vje
+from vje.cli.checks import at_least, check_model, check_vje, check_writable
 from vje.cli.subject import Batch, Device, OwnDataDir, Workers, picked, ready_device, run_config
 from vje.data.sources import ImageSource
 from vje.errors import UserError, command
@@ -26,8 +27,8 @@ class Options:
     """Store the scores of held-out images with a run, so that `vje score` can give p-values and tell outliers.
 
     The images must be like those that count as normal, and the run must not have trained on them. Without --data they
-    are the run's own test images; given all images of the run, --data takes those that it held out. A calibration
-    that is there already is replaced.
+    are the run's own test images; given all images of the run, --data takes those that it held out. An earlier
+    calibration on other images, or by another score or other views, is kept in RUN/calibration-earlier.
     """
 
     run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
@@ -71,6 +72,7 @@ def run(arguments: list[str]) -> int:
     if options.data is None and options.run.is_dir():
         RunFolder.open(options.run)
     check_vje(options.run)
+    check_writable(options.run if options.run.is_dir() else options.run.parent, "calibrate")
     source = _own_images(options) if options.data is None else _given_images(options)
     source = _not_trained(options.run, source)
 
@@ -82,11 +84,31 @@ def run(arguments: list[str]) -> int:
     detector = ImageDetector.from_run(options.run, ready_device(options.device), False, options.views)
     with counting(Console(stderr=True), "images") as report:
         found = detector.calibrate(source, options.score, options.data, options.batch, options.workers, report)
-    file = detector.save_calibration()
     _print(found, len(source))
+    if detector.file is not None:
+        _keep_earlier(detector.file, found)
+    file = detector.save_calibration()
     next_command = command("vje", "score", options.run, "IMAGES", "--out", "scores.csv")
     print(f"\nWritten to {file}\nNext: {next_command}")
     return 0
+
+
+def _keep_earlier(file: Path, now: "Calibration") -> None:
+    """Put an earlier calibration aside if it is on other images, or by another score, other views or other weights."""
+    from vje.ood.conformal import Calibration
+
+    before = None
+    with suppress(UserError):  # there is none, or it is damaged
+        before = Calibration.read(file)
+    if before is not None and _identity(before) != _identity(now):
+        place = RunFolder(file.parent).set_aside(file.name, before.data, _identity(before))
+        print(
+            f"The earlier calibration, {before.score} of {len(before.scores):,} images of {before.data}, is in {place}."
+        )
+
+
+def _identity(calibration: "Calibration") -> list[str]:
+    return [calibration.fingerprint, calibration.score, calibration.views, calibration.weights]
 
 
 def _own_images(options: Options) -> ImageSource:

@@ -1,5 +1,6 @@
 """Mistakes that options and the small files of a run tell: found before torch is imported, which takes seconds."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,12 @@ def check_model(run: Path) -> None:
         RunFolder.open(run)
     if run.is_file() and run.suffix != ".safetensors":
         raise UserError(f"{run} is neither a run folder nor a .safetensors file.")
+
+
+def check_writable(folder: Path, name: str) -> None:
+    """Refuse a run folder that the results of a command cannot go to, before they are computed."""
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"the results of `vje {name}` go to {folder}, which cannot be written to: copy the run.")
 
 
 def check_vje(path: Path) -> None:

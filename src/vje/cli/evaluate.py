@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from vje.cli.checks import at_least
+from vje.cli.checks import at_least, check_writable
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config, tell_strangers
 from vje.config import Config
 from vje.errors import UserError
@@ -39,6 +39,7 @@ def run(arguments: list[str]) -> int:
     at_least(1, k=options.k, batch=options.batch)
     at_least(0, workers=options.workers)
     folder = RunFolder.open(options.run)
+    check_writable(folder.path, "evaluate")
 
     from vje.data.registry import check_data
 
@@ -58,7 +59,7 @@ def _keep_earlier(folder: RunFolder, now: dict[str, Any]) -> None:
         before = folder.read("evaluation")
     k, new = (found.get("knn", {}).get("k") for found in (before, now))
     if k is not None and k != new:
-        place = folder.set_aside("evaluation", now["data"]["name"], before)
+        place = folder.set_aside("evaluation.json", now["data"]["name"], before)
         print(f"What was measured before, with k = {k}, is in {place} now.")
 
 

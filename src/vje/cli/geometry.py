@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vje.cli.checks import at_least, check_vje
+from vje.cli.checks import at_least, check_vje, check_writable
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config
 from vje.config import Config
 from vje.errors import UserError
@@ -51,6 +51,7 @@ def run(arguments: list[str]) -> int:
     at_least(0, points=options.points, workers=options.workers)
     at_least(1, batch=options.batch)
     folder = RunFolder.open(options.run)
+    check_writable(folder.path, "geometry")
     check_vje(folder.path)
     config = run_config(folder, options.data, options.data_dir, options.labels)
     _check_data(folder, config)

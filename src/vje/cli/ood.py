@@ -1,13 +1,12 @@
 """``vje ood RUN...``: the OpenOOD v1.5 benchmark, or sets of one's own, for every score."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from vje.cli.checks import at_least
+from vje.cli.checks import at_least, check_writable
 from vje.cli.ood_run import measure
 from vje.cli.ood_sets import check_asked, check_same_images
 from vje.cli.subject import Batch, Device, Workers
@@ -68,8 +67,7 @@ def run(arguments: list[str]) -> int:
     folders = distinct(RunFolder.open(path) for path in options.runs)
     for folder in folders:
         check_asked(folder, options)
-        if not os.access(folder.path, os.W_OK):
-            raise UserError(f"the results of `vje ood` go to {folder.path}, which cannot be written to: copy the run.")
+        check_writable(folder.path, "ood")
     differing = _check_alike(folders)
     if len(folders) > 1:
         check_same_images(folders, options)

@@ -129,7 +129,7 @@ def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
         return
     images = found.get("images", found["counts"])  # which the first versions had alone
     figures = [f"ood-{name.replace('_', '-')}.png" for name in ("roc", *found["scores"])]
-    place = folder.set_aside("ood", found["data"], images, [*figures, "ood-curves.json"])
+    place = folder.set_aside("ood.json", found["data"], images, [*figures, "ood-curves.json"])
     sets = ", ".join(name for name in found["counts"] if name != "id")
     print(f"Earlier results on other images ({found['data']} against {sets}) are in {place} now.")
 

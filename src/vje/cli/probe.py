@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vje.cli.checks import at_least
+from vje.cli.checks import at_least, check_writable
 from vje.cli.subject import (
     Device,
     OwnData,
@@ -81,6 +81,7 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Options, args=arguments, prog="vje probe")
     _check(options)
     folder = RunFolder.open(options.run)
+    check_writable(folder.path, "probe")
 
     from vje.data.registry import check_data
 
@@ -91,7 +92,7 @@ def run(arguments: list[str]) -> int:
     print_table(result)
     together, note = with_earlier(result, earlier := _earlier(folder))
     if (reason := _difference(earlier, result)) and (before := earlier.get("spaces")):
-        place = folder.set_aside("probe", str(earlier.get("data", "")), earlier)
+        place = folder.set_aside("probe.json", str(earlier.get("data", "")), earlier)
         there = f"{_accuracies(before)}; now in {place / 'probe.json'}"
         note = f"Replaced: what earlier calls found ({there}), as {reason}."
     file = folder.write("probe", together)
