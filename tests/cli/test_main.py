@@ -74,7 +74,7 @@ QUESTIONS = {
     "embed no images": (["embed", "{}/run", "{}/empty", "--out", "{}/o.npz"], 2, ["no images under {}/empty"]),
     "embed what": (["embed", "{}/run", "--out", "{}/o.npz"], 2, ["no images were named"]),
     "embed a split": (["embed", "{}/run", "{}/ok.npz", "--split", "val", "--out", "{}/o.npz"], 2, ["has no val split"]),
-    "demo over a run": (["demo", "--out", "{}/run"], 2, ["run holds a run that is not a demo", "--out"]),
+    "demo over a run": (["demo", "--out", "{}/run"], 2, ["run already holds a run", "--out"]),
     "demo over a folder": (["demo", "--out", "{}/foreign"], 2, ["foreign is not empty and holds no run"]),
     "demo of nothing": (["demo", "--epochs", "0"], 2, ["--epochs must be at least 1, got 0"]),
     "recipes of what": (["recipes", "cifar10"], 2, ["takes no arguments"]),

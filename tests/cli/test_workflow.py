@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import shlex
 import sys
 
@@ -281,10 +282,9 @@ def few_digits(monkeypatch):
 
 
 @pytest.mark.usefixtures("few_digits")
-def test_the_demo(vje, tmp_path, snapshot):
+def test_the_demo(vje, tmp_path):
     out_folder = tmp_path / "demo [1]"
-    demo = ("demo", "--epochs", "1", "--out", out_folder)
-    status, out, _ = vje(*demo)
+    status, out, _ = vje("demo", "--epochs", "1", "--out", out_folder)
     assert status == 0
     for words in ("raw pixels", "z, the encoder's embedding", "mean of the posterior", "untrained", "trained"):
         assert words in out
@@ -298,21 +298,28 @@ def test_the_demo(vje, tmp_path, snapshot):
     assert f"{result['knn']['z']:.1f}%" in out
     with Image.open(out_folder / "typical.png") as picture:
         assert picture.width > 1000
-    first = snapshot(out_folder)
-    (out_folder / "left over").touch()
-
-    assert vje(*demo).status == 0
-    second = snapshot(out_folder)
-    assert set(second) == set(first)  # replaced, not added to
-    assert second["model.safetensors"] == first["model.safetensors"]  # and every demo is the same
 
 
-def test_the_demo_replaces_nothing_but_demos(vje, trained, tmp_path, snapshot):
+@pytest.mark.usefixtures("few_digits")
+def test_a_second_demo_is_the_same_beside_the_first(vje, tmp_path, monkeypatch, snapshot):
+    monkeypatch.chdir(tmp_path)
+    assert vje("demo", "--epochs", "1").status == 0
+    (tmp_path / "runs" / "demo" / "notes.txt").write_text("mine")
+    first = snapshot(tmp_path / "runs" / "demo")
+    status, out, _ = vje("demo", "--epochs", "1")
+    assert (status, snapshot(tmp_path / "runs" / "demo")) == (0, first)
+    second = snapshot(tmp_path / "runs" / "demo-2")
+    assert os.path.join("runs", "demo-2", "report.html") in out
+    assert set(second) == set(first) - {"notes.txt"}
+    assert second["model.safetensors"] == first["model.safetensors"]
+
+
+def test_the_demo_replaces_nothing(vje, trained, tmp_path, snapshot):
     run, _ = trained
     before = snapshot(run)
     status, _, err = vje("demo", "--out", run, "--epochs", "1")
     assert (status, snapshot(run)) == (2, before)
-    assert "holds a run that is not a demo" in err
+    assert "already holds a run" in err
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     assert vje("demo", "--out", tmp_path / "mine", "--epochs", "1").status == 2

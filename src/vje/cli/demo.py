@@ -1,6 +1,5 @@
 """``vje demo``: train on scikit-learn's handwritten digits on the CPU, and show what was learned."""
 
-import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from vje.claims import claimed
-from vje.errors import UserError, command
+from vje.claims import new_run
+from vje.errors import command
 from vje.recipes import load_recipe
 from vje.runs import RunFolder
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 class Options:
     """Train a small VJE encoder on 8x8 digits (no labels used), evaluate it, and draw the most and least typical."""
 
-    out: Path = Path("runs/demo")
-    """Run folder; a demo that is there already is replaced."""
+    out: Path | None = None
+    """Run folder to write; the default is runs/demo, or the next name that is free."""
     epochs: int | None = None
     """Passes over the 1,438 training digits; the default is the recipe's."""
     seed: int = 0
@@ -45,25 +44,12 @@ def run(arguments: list[str]) -> int:
         run=replace(recipe.run, seed=options.seed, device="cpu"),
     )
     config.check()
-    folder = _fresh_folder(options.out)
+    with new_run(options.out or Path("runs/demo"), exact=options.out is not None) as folder:
+        from vje.cli.launch import train
 
-    from vje.cli.launch import train
-
-    print("Training on scikit-learn's handwritten digits, without their labels.\n")
-    with claimed(folder):
+        print("Training on scikit-learn's handwritten digits, without their labels.\n")
         status = train(config, folder, resuming=False, environment={"command": ["vje", "demo"]})
     return status or _show(folder)
-
-
-def _fresh_folder(out: Path) -> RunFolder:
-    """An empty run folder; only an earlier demo is ever removed."""
-    existing = RunFolder(out)
-    if existing.config_file.exists() and existing.read("config").get("recipe") == "demo":
-        with claimed(existing):  # unless it is running
-            shutil.rmtree(out)
-    elif existing.config_file.exists():
-        raise UserError(f"{out} holds a run that is not a demo: choose another folder with --out.")
-    return RunFolder.create(out)
 
 
 def _show(folder: RunFolder) -> int:
