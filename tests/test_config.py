@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,11 +106,20 @@ def test_a_recipe_of_one_s_own_may_extend_another(tmp_path):
         ("[optimizer]\nlr = 'fast'\n", "lr must be of type float, got 'fast'"),
         ("[optimizer\n", "is not valid TOML"),
         ("extends = 'cifar11'\n", r"there is no recipe 'cifar11'. Did you mean cifar10"),
+        ("extends = 3\n", "extends must be text, got 3"),
+        ("extends = ['digits']\n", r"extends must be text, got \['digits'\]"),
+        ("method = ['byol']\nextends = 'digits'\n", r"method must be text, got \['byol'\]"),
+        ("about = 3\n", "about must be text, got 3"),
+        ("simsiam.layers = 2\n", "has settings of simsiam, which do nothing: its method is vje"),
+        ("extends = 'digits'\nbyol = 3\n", "has settings of byol, which do nothing"),
+        ("extends = 'digits'\nmethod = 'simsiam'\nvje.nu = 2.0\n", "has settings of vje, .* its method is simsiam"),
+        ("extends = 'digits-simsiam'\nvje.nu = 2.0\n", "has settings of vje, .* its method is simsiam"),
+        ("# \xff", "is not text in UTF-8"),
     ],
 )
 def test_mistakes_in_a_recipe_are_told_with_its_name(tmp_path, text, words):
     file = tmp_path / "mine.toml"
-    file.write_text(text)
+    file.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=words):
         load_recipe(str(file))
 
@@ -120,6 +130,36 @@ def test_recipes_that_go_in_circles_are_refused(tmp_path):
     second.write_text(f"extends = '{first}'\n")
     with pytest.raises(UserError, match="extends itself"):
         load_recipe(str(first))
+
+
+def test_a_recipe_is_extended_from_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "base.toml").write_text('extends = "digits"\noptimizer.lr = 0.5\n')
+    (tmp_path / "deep" / "child.toml").write_text('extends = "../base.toml"\noptimizer.epochs = 7\n')
+    monkeypatch.chdir("/")
+    optimizer = load_recipe(str(tmp_path / "deep" / "child.toml")).optimizer
+    assert (optimizer.lr, optimizer.epochs) == (0.5, 7)
+    monkeypatch.chdir(tmp_path / "deep")
+    assert load_recipe("child.toml").optimizer == optimizer
+    Path("child.toml").write_text('extends = "base.toml"\n')
+    with pytest.raises(UserError, match=f"there is no recipe file {tmp_path / 'deep' / 'base.toml'}"):
+        load_recipe("child.toml")
+    Path("child.toml").write_text('extends = "../deep/child.toml"\n')
+    with pytest.raises(UserError, match="extends itself"):
+        load_recipe("child.toml")
+
+
+def test_a_method_s_own_settings_that_replace_those_of_a_file_are_told(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = "digits"\noptimizer.lr = 0.0011\noptimizer.epochs = 3\n')
+    with pytest.warns(UserWarning, match=r"replace those of .*mine.toml: optimizer.lr = 0.0011 by 0.03\. To keep"):
+        config = load_recipe(str(file), "simsiam")
+    assert (config.optimizer.lr, config.optimizer.epochs) == (0.03, 3)
+    file.write_text('extends = "digits"\nmethod = "simsiam"\noptimizer.lr = 0.0011\noptimizer.epochs = 3\n')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_recipe(str(file), "simsiam").optimizer.lr == 0.0011
+        load_recipe("digits", "simsiam")
 
 
 def test_unknown_recipes_get_the_nearest_name():

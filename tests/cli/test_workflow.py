@@ -3,9 +3,9 @@
 import csv
 import json
 import math
-import os
 import shlex
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -309,7 +309,7 @@ def test_a_second_demo_is_the_same_beside_the_first(vje, tmp_path, monkeypatch, 
     status, out, _ = vje("demo", "--epochs", "1")
     assert (status, snapshot(tmp_path / "runs" / "demo")) == (0, first)
     second = snapshot(tmp_path / "runs" / "demo-2")
-    assert os.path.join("runs", "demo-2", "report.html") in out
+    assert str(Path("runs", "demo-2", "report.html")) in out
     assert set(second) == set(first) - {"notes.txt"}
     assert second["model.safetensors"] == first["model.safetensors"]
 

@@ -6,6 +6,8 @@ optimiser and augmentation at each scale. ``cifar10-simsiam`` is the one with th
 
 import difflib
 import tomllib
+import warnings
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,9 @@ def load_recipe(name: str, method: str | None = None) -> Config:
     settings = _settings(base if method is not None else name, seen=())
     title = Path(name).stem
     if method is not None and method != settings.get("method", "vje"):
-        settings, title = _with_method(settings, method), f"{Path(base).stem}-{method}"
+        given, settings, title = settings, _with_method(settings, method), f"{Path(base).stem}-{method}"
+        if base.endswith(".toml"):
+            _tell_replaced(base, given, settings)
     elif own == "vje" or (method is not None and own is not None):
         title = base
     for key in ("about", "scale"):
@@ -65,24 +69,69 @@ def _settings(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     base, method = _split(name)
     if method is not None:
         return _with_method(_settings(base, seen), method)
-    if name.endswith(".toml"):
-        if not Path(name).is_file():
-            raise UserError(f"there is no recipe file {name}.")
-        text = Path(name).read_text(encoding="utf-8")
-    elif name in recipe_names():
-        text = _folder().joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    else:
-        raise UserError(_unknown(name))
-    settings = _parse(text, f"recipe {name}")
-    extended = settings.pop("extends", None)
+    own = _read(name)
+    extended, below = own.pop("extends", None), {}
     if extended is not None:
+        if extended.endswith(".toml"):
+            extended = str(Path(name).parent.joinpath(extended).resolve())
         if extended in seen:
             raise UserError(f"recipe {name} extends itself, by way of {' -> '.join(seen)}.")
         below = _settings(extended, (*seen, name))
-        if settings.get("method", below.get("method")) != below.get("method"):
-            below = _with_method(below, settings["method"])
-        settings = _merge(below, settings)
+        if own.get("method", below.get("method")) != below.get("method"):
+            below = _with_method(below, own["method"])
+    settings = _merge(below, own)
+    _check_tables(own, settings.get("method", "vje"), name)
     return settings
+
+
+def _read(name: str) -> dict[str, Any]:
+    """What stands in a recipe's file."""
+    try:
+        if name.endswith(".toml"):
+            text = Path(name).read_text(encoding="utf-8")
+        elif name in recipe_names():
+            text = _folder().joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        else:
+            raise UserError(_unknown(name))
+    except FileNotFoundError:
+        raise UserError(f"there is no recipe file {name}.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"recipe {name} is not text in UTF-8: save it as that.") from None
+    except OSError as error:
+        raise UserError(f"recipe {name} cannot be read ({error.strerror}).") from None
+    own = _parse(text, f"recipe {name}")
+    for key in ("about", "extends", "method"):
+        if not isinstance(own.get(key, ""), str):
+            raise UserError(f"recipe {name}: {key} must be text, got {own[key]!r}.")
+    return own
+
+
+def _check_tables(own: Mapping[str, Any], method: str, name: str) -> None:
+    """Refuse settings of another method than the recipe's: they would do nothing."""
+    for other in method_names():
+        if other in own and other != method:
+            raise UserError(
+                f"recipe {name} has settings of {other}, which do nothing: its method is {method}. Leave them out, or "
+                f'say method = "{other}".'
+            )
+
+
+def _tell_replaced(name: str, given: Mapping[str, Any], used: Mapping[str, Any]) -> None:
+    """Warn of what a recipe of one's own says and the method's own settings replace."""
+    gone = [
+        f"{group}.{key} = {value!r} by {used[group][key]!r}"
+        for group, values in _read(name).items()
+        if isinstance(values, dict) and group not in method_names()
+        for key, value in values.items()
+        if used[group][key] != given[group][key]
+    ]
+    if gone:
+        method = used["method"]
+        warnings.warn(
+            f"--method {method} comes with settings of its own, which replace those of {name}: {', '.join(gone)}. To "
+            f'keep yours, say method = "{method}" in the file instead.',
+            stacklevel=3,
+        )
 
 
 def _with_method(settings: dict[str, Any], method: str) -> dict[str, Any]:
@@ -140,5 +189,6 @@ def _folder() -> Any:
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        merged[key] = _merge(merged.get(key, {}), value) if isinstance(value, dict) else value
+        under = merged.get(key)
+        merged[key] = _merge(under if isinstance(under, dict) else {}, value) if isinstance(value, dict) else value
     return merged
