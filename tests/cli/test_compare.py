@@ -145,6 +145,36 @@ def test_a_folder_is_no_name_for_a_comparison(vje, make_run, monkeypatch, tmp_pa
     assert answer.status == 2 and "--out . is a folder: name what to write, such as comparison." in answer.err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("README.md", "a .png and a .json are written; end it in one of these, or in nothing"),
+        ("page.html", "a .png and a .json are written; end it in one of these, or in nothing"),
+        ("none/c", "there is no folder none"),
+        ("mine.png", "mine.png is there, and is no picture that vje wrote"),
+        ("config", "config.json is there, and is no record of a comparison that vje wrote"),
+    ],
+)
+def test_files_of_others_stay(vje, make_run, snapshot, monkeypatch, tmp_path, given, message):
+    monkeypatch.chdir(make_run("a"))
+    for name in ("README.md", "mine.png"):
+        (tmp_path / "a" / name).write_text("precious")
+    before = snapshot(tmp_path)
+    answer = vje("compare", ".", "--out", given)
+    assert answer.status == 2 and message in answer.err and not answer.out
+    assert snapshot(tmp_path) == before
+
+
+def test_a_comparison_is_made_anew_in_its_place(vje, make_run, tmp_path):
+    runs = [make_run("a"), make_run("b", recipe="cifar10-simsiam")]
+    for given in (runs[:1], runs):
+        assert vje("compare", *given, "--out", tmp_path / "c.png").status == 0
+    assert len(groups_of(tmp_path)) == 2
+    (tmp_path / "c.json").unlink()  # the picture alone is kept
+    assert vje("compare", *runs[:1], "--out", tmp_path / "c.png").status == 0
+    assert len(groups_of(tmp_path)) == 1
+
+
 def test_names_say_what_differs_from_the_recipe_in_any_order(vje, make_run, tmp_path):
     unusual = make_run("a", recipe="cifar10-ema", momentum=0.9, seed=1)
     longer = make_run("c", recipe="cifar10-ema", epochs=40)

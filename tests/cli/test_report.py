@@ -84,9 +84,9 @@ def test_only_vjes_statistics_are_explained_as_vjes(vje, mine, trained, tmp_path
 
 
 def test_fewer_points_without_labels(vje, run):
-    answer = vje("report", run, "--device", "cpu", "--points", 20, "--out", run.parent / "some" / "page.html")
+    answer = vje("report", run, "--device", "cpu", "--points", 20, "--out", run.parent / "page.htm")
     assert answer.status == 0, answer.err
-    found = data_of(run.parent / "some" / "page.html")
+    found = data_of(run.parent / "page.htm")
     assert found["map"]["count"] == 20 and "labels" not in found["map"]
     assert found["panels"] == []
 
@@ -184,6 +184,17 @@ def test_a_map_that_cannot_be_kept_is_in_the_page_all_the_same(vje, mine, tmp_pa
     assert data_of(tmp_path / "page.html")["map"]["count"] == 32 and not list((mine / "cache").glob("map-*"))
 
 
+def test_only_a_page_of_ours_is_replaced(vje, trained, mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {mine / "report.html": (mine,), tmp_path / "comparison.html": (mine, trained[0])}
+    for place, runs in places.items():
+        assert [vje("report", *runs, "--points", 0).status for _ in range(2)] == [0, 0]
+        place.write_text("precious")
+        answer = vje("report", *runs, "--points", 0)
+        assert answer.status == 2 and f"{place.name} is there, and is no page that vje wrote" in answer.err
+        assert place.read_text() == "precious"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -191,19 +202,25 @@ def test_a_map_that_cannot_be_kept_is_in_the_page_all_the_same(vje, mine, tmp_pa
         (["report", "nowhere"], "no run at nowhere"),
         (["report", "{}", "--points", "-1"], "--points must be between 0 and 10,000"),
         (["report", "{}", "--out", "{}"], "is a folder"),
+        (["report", "{}", "--out", "{}/model.safetensors"], "the file must end in .html or .htm"),
+        (["report", "{}", "--out", "{}/precious.html"], "is no page that vje wrote"),
+        (["report", "{}", "--out", "{}/none/page.html"], "there is no folder {}/none"),
         (["report", "{}", "--data", "nowhere.npz"], "--points 0 makes the report without the map"),
         (["train", "digits", "--watch", "--watch-port", "70000"], "between 0 and 65535"),
         (["train", "digits", "--watch-port", "8000"], "which was not given"),
     ],
 )
-def test_mistakes_are_named_before_anything_heavy(mine, words, message):
+def test_mistakes_are_named_before_anything_heavy(mine, words, message, snapshot):
+    (mine / "precious.html").write_text("<!doctype html>")
+    before = snapshot(mine)
     program = (
         "import sys; from vje.cli.main import main; status = main(sys.argv[1:]);"
         "sys.exit(9 if {'torch', 'plotly'} & sys.modules.keys() else status)"
     )
     command = [sys.executable, "-c", program, *(word.replace("{}", str(mine)) for word in words)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert answer.returncode == 2 and message in answer.stderr, answer
+    assert answer.returncode == 2 and message.replace("{}", str(mine)) in answer.stderr, answer
+    assert snapshot(mine) == before
 
 
 def comparable(run):

@@ -8,6 +8,7 @@ import tyro
 
 from vje.cli.checks import open_runs
 from vje.errors import UserError
+from vje.reporting.written import check_place, is_picture, is_record
 from vje.runs import write_json
 from vje.terminal import print_columns
 
@@ -27,7 +28,7 @@ class Options:
     runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN")]]
     """Run folders; of several paths, those that are none are passed over."""
     out: Path = Path("comparison")
-    """Where to write: OUT.png and OUT.json."""
+    """Where to write: OUT.png and OUT.json. Only a picture and a record that vje wrote are replaced."""
 
 
 def run(arguments: list[str]) -> int:
@@ -35,8 +36,7 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Options, args=arguments, prog="vje compare")
     if not options.runs:
         raise UserError("`vje compare` needs run folders, such as runs/cifar10-ema runs/cifar10-simsiam.")
-    if options.out.name in ("", ".."):
-        raise UserError(f"--out {options.out} is a folder: name what to write, such as {options.out / 'comparison'}.")
+    picture, record = _files(options.out)
     from vje.reporting.compare import group_runs, read_runs, save_comparison
     from vje.reporting.compare_table import footnotes, heads, rows
 
@@ -44,8 +44,6 @@ def run(arguments: list[str]) -> int:
     print_columns([title.replace(" (", "\n(") for title in heads(groups)], rows(groups))
     for note in footnotes(groups):
         print(note)
-    out = options.out.with_suffix("") if options.out.suffix.lower() in (".png", ".json") else options.out
-    picture, record = (out.with_name(f"{out.name}{ending}") for ending in (".png", ".json"))  # a name may have dots
     save_comparison(picture, groups)
     entries = [
         {
@@ -65,3 +63,17 @@ def run(arguments: list[str]) -> int:
     write_json(record, {"groups": entries})
     print(f"k-NN is of the last epoch, in percent; speeds are medians over epochs. Written to {picture} and {record}")
     return 0
+
+
+def _files(out: Path) -> tuple[Path, Path]:
+    """The picture and the record to write."""
+    if out.name in ("", ".."):
+        raise UserError(f"--out {out} is a folder: name what to write, such as {out / 'comparison'}.")
+    ending = out.suffix.lower()
+    if ending[1:].isalpha() and ending not in (".png", ".json"):  # other dots are part of a name, as in lr0.1
+        raise UserError(f"--out {out}: a .png and a .json are written; end it in one of these, or in nothing.")
+    place = out.with_suffix("") if ending in (".png", ".json") else out
+    picture, record = (place.with_name(f"{place.name}{kind}") for kind in (".png", ".json"))
+    check_place(picture, is_picture, "picture")
+    check_place(record, is_record, "record of a comparison")
+    return picture, record

@@ -12,6 +12,7 @@ from vje.cli.checks import at_least, open_runs
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config
 from vje.errors import UserError
 from vje.reporting.records import has_model, no_model
+from vje.reporting.written import check_place, is_page
 from vje.runs import RunFolder, write_atomically
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Options:
     runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN")]]
     """Run folders; of several paths, those that are none are passed over."""
     out: Path | None = None
-    """File to write; the default is RUN/report.html, and comparison.html for several runs."""
+    """Page to write, .html; the default is RUN/report.html, and comparison.html for several runs. Only a page that vje
+    wrote is replaced."""
     points: int = MOST_POINTS
     """Images on the map, at most; 0 for no map, which needs neither the model nor the data."""
     data_dir: OwnDataDir = None
@@ -59,6 +61,9 @@ def run(arguments: list[str]) -> int:
     out = options.out or (folders[0].path / "report.html" if len(folders) == 1 else Path("comparison.html"))
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: name a file, such as {out / 'report.html'}.")
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out {out}: the file must end in .html or .htm.")
+    check_place(out, is_page, "page")
     if len(folders) == 1 and options.points and has_model(folders[0]):
         _check_data(folders[0], options)
     print(f"Written to {write_report(folders[0], out, options) if len(folders) == 1 else _compare(folders, out)}")

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vje.reporting.written import GENERATOR
 from vje.runs import write_atomically
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ def save_figure(figure: "Figure", file: Path, dpi: int) -> None:
         file: picture to write; its folder is made if need be.
         dpi: pixels an inch.
     """
-    stream = io.BytesIO()
+    stream, form = io.BytesIO(), file.suffix[1:].lower() or "png"
+    metadata = {"Software": GENERATOR} if form == "png" else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box stands for it
-        figure.savefig(stream, format=file.suffix[1:].lower() or "png", dpi=dpi)
+        figure.savefig(stream, format=form, dpi=dpi, metadata=metadata)
     write_atomically(file, stream.getvalue())

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vje.reporting.written import GENERATOR
+
 KINDS = ("float32", "int32", "uint16", "uint8")
 """Types that the scripts can read."""
 
@@ -107,6 +109,7 @@ def page(title: str, body: Html, data: Any, scripts: Sequence[str], policy: str 
         "page.html",
         title=title,
         policy=policy,
+        generator=GENERATOR,
         style=Html(part("page.css")),
         body=body,
         data=as_json(data),
