@@ -115,6 +115,53 @@ def test_settings_that_cannot_change_a_result_do_not_part_runs(vje, make_run, tm
     assert {name: group["seeds"] for name, group in groups_of(tmp_path).items()} == {"cifar10": [0, 1]}
 
 
+def rename(run, recipe, **settings):
+    """Let a run be of a recipe of someone's own, with other settings of its method."""
+    config = RunFolder(run).read("config")
+    method = config["method"]
+    RunFolder(run).write("config", config | {"recipe": recipe, method: config[method] | settings})
+    return run
+
+
+def test_a_row_of_several_recipes_has_the_name_that_says_least(vje, make_run, tmp_path):
+    """Equal settings by two names: one is a recipe that is here, the other has unlike runs of its own."""
+    bad, usual = rename(make_run("bad-4", recipe="cifar10-ema"), "bad"), make_run("cifar10-ema", recipe="cifar10-ema")
+    others = [
+        rename(make_run("bad-2", recipe="cifar10-ema"), "bad", nu=5.0),
+        rename(make_run("bad-3", recipe="cifar10-simsiam"), "bad"),
+    ]
+    for order in ([bad, usual, *others], [*others, usual, bad]):
+        answer = vje("compare", *order, "--out", tmp_path / "c")
+        found = {name: {*group["runs"]} for name, group in groups_of(tmp_path).items()}
+        assert found == {
+            "cifar10-ema": {str(bad), str(usual)},
+            "bad (nu 5.0)": {str(others[0])},
+            "bad (method simsiam)": {str(others[1])},
+        }
+        lines = answer.out.splitlines()
+        assert f"cifar10-ema: {', '.join(map(str, (run for run in order if run in (bad, usual))))}" in lines
+        assert f"bad (nu 5.0): {others[0]}" in lines
+    vje("compare", bad, usual, "--out", tmp_path / "c")
+    assert list(groups_of(tmp_path)) == ["cifar10-ema"]
+    vje("compare", bad, *others, "--out", tmp_path / "c")  # the usual nu and method go without saying
+    assert list(groups_of(tmp_path)) == ["bad", "bad (nu 5.0)", "bad (method simsiam)"]
+
+
+def test_groups_of_a_recipe_are_told_apart_though_one_shares_its_row(vje, make_run, tmp_path):
+    """The names of a row's later runs count as much as that of its first."""
+    shared = [rename(make_run("a"), "mine"), rename(make_run("b", seed=1), "yours")]
+    others = [rename(make_run("c", momentum=0.5), "yours"), rename(make_run("d", momentum=0.5, seed=1), "mine")]
+    assert vje("compare", *shared, *others, "--out", tmp_path / "c").status == 0
+    assert list(groups_of(tmp_path)) == ["mine", "yours (target_momentum 0.5)"]
+
+
+def test_folders_are_named_where_the_row_does_not_name_them(vje, make_run, tmp_path):
+    named, numbered = make_run("cifar10-ema", recipe="cifar10-ema"), make_run("cifar10-2")
+    lines = vje("compare", named, numbered, "--out", tmp_path / "c").out.splitlines()
+    assert f"cifar10: {numbered}" in lines and not any(line.startswith("cifar10-ema: ") for line in lines)
+    assert f"cifar10: {numbered}" not in vje("compare", numbered, "--out", tmp_path / "c").out
+
+
 def test_where_the_data_was_is_said_only_if_it_tells_groups_apart(vje, make_run, tmp_path):
     moved = make_run("moved")
     config = RunFolder(moved).read("config")

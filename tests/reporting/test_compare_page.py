@@ -52,6 +52,7 @@ def test_every_value_is_in_the_row_of_its_group_and_under_its_head(make_run, tmp
         "cifar10": ["2", "20", "74.00 ± 2.83", "91.00 ± 1.41", ""],
         "cifar10-simsiam": ["1", "20", "52.00", "", "33.2"],
     }
+    assert f'<p class="note">cifar10: {runs[0].path}, {runs[1].path}</p>' in page
     assert "<title>1 run compared</title>" in compare_page(runs[:1], tmp_path / "x.html")
 
 

@@ -178,7 +178,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
                 break
         else:
             groups.append([run])
-    return [Group(_name(group[0].config, [g[0].config for g in groups]), group) for group in groups]
+    all_configs = [run.config for run in runs]
+    return [Group(_name([run.config for run in group], all_configs), group) for group in groups]
 
 
 def save_comparison(file: Path, groups: Sequence[Group]) -> None:
@@ -270,19 +271,33 @@ def differences(one: Config, other: Config) -> dict[str, Any]:
     return {name: new for name, (_, new, free) in found.items() if not free and name not in ("seed", "recipe")}
 
 
-def _name(config: Config, all_configs: Sequence[Config]) -> str:
-    """The recipe, and what differs from its own settings; from other groups of it, where these are not known."""
+def _name(configs: Sequence[Config], all_configs: Sequence[Config]) -> str:
+    """The recipe of a group, and what differs from it; of several, one with the least to say, and a known one first."""
+    recipes = {config.recipe: config for config in configs}.values()
+    found = [(config.recipe, _marks(config, all_configs), _recipe(config) is None) for config in recipes]
+    name, marks, _ = min(found, key=lambda one: (len(one[1]), one[2]))
+    return name + (f" ({', '.join(f'{k} {v}' for k, v in marks.items())})" if marks else "")
+
+
+def _marks(config: Config, all_configs: Sequence[Config]) -> dict[str, Any]:
+    """What differs from the recipe's own settings; where these are not known, from other groups of that name.
+
+    Of the latter, a method and settings of it that are the usual ones go without saying: the others' are said.
+    """
     same = [other for other in all_configs if other.recipe == config.recipe]
     between = {name: value for other in same for name, value in differences(other, config).items()}
-    marks, recipe = between, _recipe(config)
-    if recipe is not None:
+    recipe = _recipe(config)
+    if recipe is None:
+        usual = vars(type(config.settings)()) | {"method": Config.method}
+        marks = {name: value for name, value in between.items() if name not in usual or value != usual[name]}
+    else:
         evident = {*EVIDENT} - between.keys()
         if any(other.data.data != config.data.data for other in all_configs):
             evident -= {"data"}
         marks = {name: value for name, value in differences(recipe, config).items() if name not in evident}
     if Path(str(marks.get("data", ""))).is_absolute():
         marks["data"] = Path(marks["data"]).name
-    return config.recipe + (f" ({', '.join(f'{k} {v}' for k, v in marks.items())})" if marks else "")
+    return marks
 
 
 def _recipe(config: Config) -> Config | None:

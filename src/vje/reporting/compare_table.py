@@ -60,12 +60,22 @@ def _columns(groups: Sequence[Group]) -> list[str]:
 
 
 def footnotes(groups: Sequence[Group]) -> list[str]:
-    """What has to be said below the table: what is not final or not the protocol's, and what was left out."""
+    """What is said below the table: what is not final or not the protocol's, whose the rows are, what was left out."""
     marks = [UNFINISHED] if any(group.unfinished() for group in groups) else []
     for run in (run for group in groups for run in group.diverged()):
         when = f"at step {run.diverged}, after {run.done} of {run.config.optimizer.epochs} epochs"
         marks.append(f"{DIVERGED} diverged: {run.folder.path}, {when}; its values are from before that")
-    return [*marks, *_partial_notes(groups), *(note for group in groups for note in group.notes())]
+    notes = (note for group in groups for note in group.notes())
+    return [*marks, *_partial_notes(groups), *_folders(groups), *notes]
+
+
+def _folders(groups: Sequence[Group]) -> list[str]:
+    """The run folders of each row; not of a row that has the name of its only folder, nor where there is one run."""
+    places = [(group.name, [run.folder.path for run in group.runs]) for group in groups]
+    if sum(len(paths) for _, paths in places) == 1:
+        return []
+    told = [(name, paths) for name, paths in places if [path.resolve().name for path in paths] != [name]]
+    return [f"{name}: {', '.join(map(str, paths))}" for name, paths in told]
 
 
 def _partial_notes(groups: Sequence[Group]) -> list[str]:
