@@ -298,6 +298,15 @@ def test_names_of_classes_sets_and_groups_are_drawn_as_they_are(drawn, tmp_path)
     assert legend_of(drawn["panels"].axes[0]) == [r"a\$b\$", "\u200b_one"]
 
 
+def test_percentages_end_at_a_hundred(drawn, tmp_path):
+    points = [(1, 90.0, 1.0), (2, 99.9, 0.5), (3, 100.0, 0.0)]
+    strips = ["k-NN accuracy (%)", "top-1 (%)", "KL"]
+    curves = {(strips[0], ""): {"a": points}, (strips[1], ""): {"a": points[:1]}, ("KL", ""): {"a": points}}
+    save_panels(tmp_path / "x.png", [""], strips, curves)
+    reached, below, other = (axis.get_ylim()[1] for axis in drawn["panels"].axes)
+    assert reached == 100 and 91 <= below < 92 and other > 100.4
+
+
 def test_every_line_of_many_looks_different_and_none_lies_under_the_legend(drawn, tmp_path):
     points = [(1, 10.0, 0.0), (2, 20.0, 0.0)]
     save_panels(tmp_path / "x.png", [""], ["k-NN"], {("k-NN", ""): {f"run {i}": points for i in range(25)}})

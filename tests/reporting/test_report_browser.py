@@ -1,11 +1,14 @@
 """The report in a real Chromium: it asks nobody for anything, and pointer, keyboard, colours and themes work."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vje.reporting.run_page import run_page
+from vje.runs import RunFolder
 
 NASTY = "</script><b>&\"'`${1}"
 COUNT = 300
@@ -194,6 +197,24 @@ def test_everything_has_a_name_and_its_place(page):
     assert page.locator("#gallery-most .tile").count() == page.locator("#gallery-least .tile").count() == 12
     assert NASTY in page.locator(".warnings li").text_content()
     assert page.locator("main b").count() == 0
+
+
+def test_percentages_end_at_a_hundred(browser, reported, tmp_path):
+    folder = RunFolder(Path(shutil.copytree(reported.path, tmp_path / "run")))
+    folder.metrics_file.unlink()
+    for epoch, share in ((1, 0.9), (2, 0.995), (3, 1.0)):
+        record = {"epoch": epoch, "loss": 100 * share, "accuracy": share, "knn": {"z": 60 + 10 * share}}
+        folder.append(folder.metrics_file, record)
+    (tmp_path / "report.html").write_text(run_page(folder, None), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-ready=yes]")
+    ends = page.evaluate(
+        """Object.fromEntries([...document.querySelectorAll("#training-panels figure")].map(
+            (one) => [one.dataset.key, one.querySelector(".plot")._fullLayout.yaxis.range[1]]))"""
+    )
+    page.close()
+    assert ends["Accuracy (%)"] == 100 and 70 < ends["k-NN accuracy (%)"] < 71 and ends["Loss"] > 100.2
 
 
 def test_names_in_charts_stay_names(page):

@@ -165,6 +165,12 @@ def test_curves_leave_gaps_and_find_a_methods_own_numbers():
     }
 
 
+def test_fractions_are_shown_in_percent():
+    records = [{"epoch": epoch, "accuracy": share} for epoch, share in ((1, 0.4375), (2, "nan"), (3, 1.0))]
+    line = {"name": "accuracy", "x": [1, 2, 3], "y": [43.75, None, 100.0]}
+    assert curve_panels(records) == [{"title": "Accuracy (%)", "lines": [line]}]
+
+
 def test_a_warning_that_is_being_written_is_passed_over(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.warnings() == []

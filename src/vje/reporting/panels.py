@@ -49,7 +49,8 @@ def save_panels(
         file: picture to write.
         columns: titles of the columns.
         strips: names of the rows' quantities.
-        curves: the lines of each panel by their names, with a band of one standard deviation; by (strip, column).
+        curves: the lines of each panel by their names, with a band of one standard deviation; by (strip, column). A
+            strip whose name ends in "(%)" ends at 100.
         size: of a panel, in inches.
     """
     from matplotlib.figure import Figure
@@ -67,11 +68,13 @@ def save_panels(
                 color, (dash, mark) = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
                 mark = mark if len(points) < 30 else ""
                 label = "\n".join(drawable(line) for line in textwrap.wrap(name, 44))
-                axis.plot(epochs, mean, dash, color=color, label=label, marker=mark, markersize=4)
+                axis.plot(epochs, mean, dash, color=color, label=label, marker=mark, markersize=4, clip_on=False)
                 axis.fill_between(epochs, mean - std, mean + std, color=color, alpha=0.2, lw=0)
         axis.set(title=drawable(column), xlabel="epoch", ylabel=strip)
         axis.grid(alpha=0.3)
         if axis.has_data():
+            if strip.endswith("(%)"):
+                axis.set_ylim(top=min(100.0, axis.get_ylim()[1]))
             axis.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
             place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "handlelength": 3} if beside else {}
             axis.legend(fontsize=8, **place)

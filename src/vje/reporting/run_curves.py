@@ -22,6 +22,9 @@ FIRST = 2
 TERMS = ("nll", "nll_directional", "nll_radial", "nll_standard", "ps_nll", "kl")
 """A method's numbers that have a chart in common."""
 
+FRACTIONS = ("accuracy",)
+"""Numbers that are recorded from 0 to 1, and shown in percent."""
+
 UNSHOWN = ("epoch", "step", "seconds", "elapsed", "unreadable_files")
 
 
@@ -67,7 +70,8 @@ def _own_panels(records: Sequence[Mapping[str, Any]], method: type[Method]) -> l
     )
     terms = [key for key in TERMS if key in own]
     shared = terms if len(terms) > 1 else []
-    groups = [("Terms of the loss", shared), *((titled(method, key), [key]) for key in own if key not in shared)]
+    apart = [(titled(method, key) + " (%)" * (key in FRACTIONS), [key]) for key in own if key not in shared]
+    groups = [("Terms of the loss", shared), *apart]
     return [(title, {key: method.quantity(key).title for key in keys}) for title, keys in groups]
 
 
@@ -75,7 +79,8 @@ def _line(records: Sequence[Mapping[str, Any]], key: str, name: str) -> dict[str
     group, dot, inner = key.partition(".")
     values = [(r["epoch"], r.get(group, {}).get(inner) if dot else r.get(key)) for r in records]
     points = [(epoch, value) for epoch, value in values if value is not None]
-    heights = [float(f"{value:.6g}") if is_number(value) else None for _, value in points]
+    scale = 100 if key in FRACTIONS else 1
+    heights = [float(f"{scale * value:.6g}") if is_number(value) else None for _, value in points]
     if not any(height is not None for height in heights):
         return None
     return {"name": name, "x": [epoch for epoch, _ in points], "y": heights}

@@ -30,11 +30,13 @@ function curveChart(panel) {
   const epochs = panel.lines.flatMap((one) => [one.x[0], one.x[one.x.length - 1]]);
   if (Math.max(...epochs) - Math.min(...epochs) < 8) layout.xaxis.dtick = 1; // there is no half epoch
   layout.yaxis.tickformat = "~g";
+  if (panel.title.endsWith("(%)")) layout.yaxis.autorangeoptions = { clipmin: 0, clipmax: 100 };
   layout.showlegend = panel.lines.length > 1;
   if (!layout.showlegend) layout.margin.t = 8;
   const traces = panel.lines.map((one, number) => ({
     x: one.x, y: one.y, name: plain(one.name), type: "scatter", mode: one.x.length < 25 ? "lines+markers" : "lines",
     line: { color: line(number), width: 2, dash: DASHES[Math.floor(number / 7) % 3] }, marker: { size: 5 },
+    cliponaxis: Boolean(one.std), // what lies on the edge is drawn whole, but no bar goes beyond it
     hovertemplate: "%{y:.4~g}", error_y: one.std ? { array: one.std, thickness: 1, width: 2 } : undefined,
   }));
   return { traces, layout };
