@@ -84,6 +84,14 @@ def test_a_loaded_model_scores_as_the_saved_one(tmp_path, options, normalization
     assert not any(p.requires_grad for p in loaded.parameters())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "nonsense"])
+def test_a_device_that_is_not_there_is_told(tmp_path, device):
+    file = build(preprocessing=PREPROCESSING).save(tmp_path)
+    with pytest.raises(UserError, match=f"cannot be put on device '{device}' .*: choose another"):
+        vje.load(file, device=device)
+
+
 def test_the_description_says_all_that_is_needed(tmp_path):
     model = build(target="ema", nu=math.inf, preprocessing=PREPROCESSING)
     file = model.save(tmp_path / "mine.safetensors")

@@ -125,7 +125,7 @@ def test_what_cannot_be_is_refused(change, words):
         Preprocessing(**{"size": 32, "crop": 32, "channels": 3, **STATISTICS[3]} | change)
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 4, 8, 8), (2, 8, 8, 3)])
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 4, 8, 8), (2, 8, 8, 3), (2, 1, 0, 8), (2, 3, 8, 0)])
 def test_images_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match=r"must be \[B, C, H, W\] with 1 or 3 channels, got \("):
         prepare(8, 8).fit(torch.zeros(shape, dtype=torch.uint8))

@@ -144,7 +144,13 @@ def _assemble(description: dict[str, Any], weights: dict[str, Tensor], file: Pat
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(f"{file} does not fit its description: {str(error).splitlines()[-1].strip()}") from None
-    return model.to(device).eval().requires_grad_(False)
+    try:
+        return model.to(device).eval().requires_grad_(False)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"the model cannot be put on device {device!r} ({reason}): choose another, such as 'cpu'."
+        ) from None
 
 
 def _build(description: dict[str, Any]) -> "Method":

@@ -48,7 +48,7 @@ class Preprocessing:
         The same pixels as from :func:`vje.resize.fit_image`, on the images' own device; those that are to be resized go
         through the CPU on the way.
         """
-        if images.ndim != 4 or images.shape[1] not in (1, 3):
+        if images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
             raise ValueError(f"images must be [B, C, H, W] with 1 or 3 channels, got {tuple(images.shape)}")
         if images.shape[1] > self.channels:
             images = luminance(images)

@@ -192,6 +192,12 @@ def test_a_declaration_of_ones_own_is_checked(tmp_path, text, message):
         load_experiment(str(file))
 
 
+def test_a_declaration_is_text(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(b'about = "\xff"\n')
+    with pytest.raises(UserError, match=r"mine.toml is not text in UTF-8"):
+        load_experiment(str(tmp_path / "mine.toml"))
+
+
 def test_a_declaration_says_what_it_is_about(tmp_path):
     (tmp_path / "mine.toml").touch()
     with pytest.raises(UserError, match=r'mine.toml has no `about = "\.\.\."`'):

@@ -79,6 +79,17 @@ def test_images_are_scored_by_what_the_method_has_or_it_says_what_to_do(model):
     assert all(torch.equal(found[key], own[key]) and found[key].shape == (BATCH,) for key in own)
 
 
+def test_floats_of_any_precision_are_the_same_images(model):
+    model.eval()
+    images = inputs(model)[0][0].half()
+    with torch.no_grad():
+        expected = model.embed(images.float())
+        for dtype in (torch.float16, torch.bfloat16, torch.float64):
+            torch.testing.assert_close(model.embed(images.to(dtype)), expected, atol=0.03, rtol=0.03)
+        assert torch.equal(model.embed(images), expected)
+        torch.testing.assert_close(model.double().embed(images.double()).float(), expected, atol=1e-4, rtol=1e-4)
+
+
 def test_training_mode_is_what_train_puts_it_into(model):
     model.eval()
     assert not any(module.training for module in model.modules())

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vje import __version__
+from vje.cli.streams import outlast_readers
 from vje.data.workers import death_in_words
 from vje.errors import UserError
 
@@ -34,7 +35,9 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:  # as a program, whose streams are its own
+        arguments = sys.argv[1:]
+        outlast_readers()
     if isinstance(sys.stdout, io.TextIOWrapper):  # as standard error is: a file's name may hold what cannot be printed
         sys.stdout.reconfigure(errors="backslashreplace")
     # OpenMP threads that spin long while they wait are several times slower on a machine that does other work too.
@@ -48,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("vje: interrupted.", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough of what it is the command's work to print
         sys.stderr.close()
         return 0
 

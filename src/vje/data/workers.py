@@ -27,7 +27,8 @@ def signals_held() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # workers inherit it
+    stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # workers inherit it
     try:
         yield
     finally:
@@ -37,10 +38,12 @@ def signals_held() -> Iterator[None]:
 def answer_to_the_parent(_: int) -> None:
     """Let a worker process end when its parent says so or is gone, and at nobody else's wish.
 
-    Ctrl-C, and a SIGTERM to the whole group, reach every process, and are the parent's to answer: it may have work to
-    save. A worker that waits for a file, as on a lost network drive, ends all the same.
+    Ctrl-C, a closed terminal, and a SIGTERM to the whole group reach every process, and are the parent's to answer: it
+    may have work to save. A worker that waits for a file, as on a lost network drive, ends all the same.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):  # not Windows
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if not hasattr(signal, "sigtimedwait"):  # macOS, Windows
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return

@@ -166,7 +166,11 @@ def load_experiment(name: str) -> Experiment:
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise UserError(f"there is no file {name}.")
-        return _read(Path(name).read_text(encoding="utf-8"), Path(name).stem, {"source": "declared", "epochs": 0})
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{name} is not text in UTF-8: save it as that.") from None
+        return _read(text, Path(name).stem, {"source": "declared", "epochs": 0})
     plain = name.removeprefix("tab:").removeprefix("fig:").replace("_", "-")
     known = experiment_names()
     if plain not in known:

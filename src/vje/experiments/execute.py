@@ -21,6 +21,7 @@ from vje.experiments.grid import PYTHON
 from vje.experiments.plan import Job, divergence, profile_state, state_of
 from vje.lock import lock
 from vje.runs import write_json
+from vje.signals import stop_signals
 
 POLL = 0.1
 TAIL = 4
@@ -185,13 +186,13 @@ class Runner:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Pass Ctrl-C and SIGTERM to the children, which save themselves; a second Ctrl-C ends them at once."""
+        """Pass signals to stop on to the children, which save themselves; a second Ctrl-C ends them at once."""
 
         def request(number: int, frame: FrameType | None) -> None:
             self._stop(signal.SIGKILL if self.stopped and number == signal.SIGINT else signal.SIGTERM)
 
         before: dict[int, Any] = {}
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             before[number] = signal.signal(number, request)
         try:
             yield

@@ -177,7 +177,7 @@ class Method(nn.Module, ABC):
         if images.is_floating_point():
             if bool((images >= 0).all()):
                 warnings.warn(RAW_PIXELS, stacklevel=3)
-            return images
+            return images.to(next(self.parameters(), images).dtype)
         if images.dtype != torch.uint8:
             raise ValueError(f"images must be uint8 (0 to 255) or normalised floats, got {images.dtype}")
         if self.preprocessing is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vje.runs import RunFolder
+from vje.signals import stop_signals
 from vje.training import checkpoint
 from vje.training.alarms import CollapseWatch, non_finite
 from vje.training.batches import Batches
@@ -195,7 +196,7 @@ class Loop:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Turn Ctrl-C and SIGTERM into a request to stop after the present step; a second Ctrl-C is obeyed at once."""
+        """Turn signals to stop into a request to do so after the present step; a second Ctrl-C is obeyed at once."""
 
         def request(number: int, frame: FrameType | None) -> None:
             if self._stop and number == signal.SIGINT:
@@ -204,7 +205,7 @@ class Loop:
 
         before = {}
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in stop_signals():
                 before[number] = signal.signal(number, request)
         except ValueError:  # not the main thread, as in a notebook's worker: signals are someone else's
             pass
