@@ -121,8 +121,7 @@ def load_vje(path: str | Path, device: str = "cpu") -> "VJE":
     model = load(path, device)
     if not isinstance(model, VJE):
         raise UserError(
-            f"{path} was trained with {model.name()}, and this is for VJE models. `vje evaluate`, "
-            "`vje probe` and `vje ood` work for every method."
+            f"{path} was trained with {model.name()}, and this is for VJE models: vje.load takes those of every method."
         )
     return model
 

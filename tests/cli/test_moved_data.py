@@ -84,6 +84,7 @@ def test_a_run_that_recorded_less_is_not_doubted(vje, mine):
         assert vje("evaluate", "run", "--device", "cpu", "--k", 5).status == 0
 
 
+@pytest.mark.filterwarnings("ignore:the images of pictures are no longer those of training")
 def test_with_other_classes_no_accuracy_is_given(vje, mine, tiny):
     """Classes b and c are numbers 1 and 2 in training, and 0 and 1 of those that are left without a."""
     (mine / "pictures/c").mkdir()
@@ -116,6 +117,7 @@ def test_the_page_says_of_how_many_images_the_map_is(vje, mine):
     assert "The map is of 3 of the 5 images held out" in (mine / "run/report.html").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:the images of pictures are no longer those of training")
 @pytest.mark.parametrize("command", ["evaluate", "report"])
 def test_held_out_images_that_cannot_be_read_are_named(vje, mine, command):
     name = json.loads((mine / "run/data.json").read_text())["held_out"][0]
