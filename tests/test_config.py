@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from vje.config import (
 )
 from vje.errors import UserError
 from vje.fields import from_dict
-from vje.recipes import load_recipe, recipe_about, recipe_names
+from vje.recipes import load_recipe, recipe_about, recipe_names, unheeded
 from vje.runs import finite
 
 EXPECTED = (
@@ -110,10 +109,6 @@ def test_a_recipe_of_one_s_own_may_extend_another(tmp_path):
         ("extends = ['digits']\n", r"extends must be text, got \['digits'\]"),
         ("method = ['byol']\nextends = 'digits'\n", r"method must be text, got \['byol'\]"),
         ("about = 3\n", "about must be text, got 3"),
-        ("simsiam.layers = 2\n", "has settings of simsiam, which do nothing: its method is vje"),
-        ("extends = 'digits'\nbyol = 3\n", "has settings of byol, which do nothing"),
-        ("extends = 'digits'\nmethod = 'simsiam'\nvje.nu = 2.0\n", "has settings of vje, .* its method is simsiam"),
-        ("extends = 'digits-simsiam'\nvje.nu = 2.0\n", "has settings of vje, .* its method is simsiam"),
         ("# \xff", "is not text in UTF-8"),
     ],
 )
@@ -149,17 +144,37 @@ def test_a_recipe_is_extended_from_beside_it(tmp_path, monkeypatch):
         load_recipe("child.toml")
 
 
-def test_a_method_s_own_settings_that_replace_those_of_a_file_are_told(tmp_path):
-    file = tmp_path / "mine.toml"
+def test_what_a_file_says_and_a_run_does_not_do_is_told(tmp_path):
+    file, child = tmp_path / "mine.toml", tmp_path / "child.toml"
     file.write_text('extends = "digits"\noptimizer.lr = 0.0011\noptimizer.epochs = 3\n')
-    with pytest.warns(UserWarning, match=r"replace those of .*mine.toml: optimizer.lr = 0.0011 by 0.03\. To keep"):
-        config = load_recipe(str(file), "simsiam")
-    assert (config.optimizer.lr, config.optimizer.epochs) == (0.03, 3)
-    file.write_text('extends = "digits"\nmethod = "simsiam"\noptimizer.lr = 0.0011\noptimizer.epochs = 3\n')
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert load_recipe(str(file), "simsiam").optimizer.lr == 0.0011
-        load_recipe("digits", "simsiam")
+    child.write_text('extends = "mine.toml"\naugment.flip = 0.25\nsimsiam.hidden = 64\n')
+    assert unheeded("digits", load_recipe("digits", "simsiam")) == []
+    assert unheeded(str(file), load_recipe(str(file))) == []
+    for name in (file, child):
+        config = load_recipe(str(name), "simsiam")
+        assert (config.optimizer.lr, config.optimizer.epochs) == (0.03, 3)
+        (line,) = unheeded(str(name), config)
+        assert f"in place of those of {name}: optimizer.lr is 0.03, not 0.0011. To keep yours, say method" in line
+    assert load_recipe(str(child), "simsiam").settings.hidden == 64
+    chosen = replace(config, optimizer=replace(config.optimizer, lr=0.0011))  # by --lr
+    assert unheeded(str(child), chosen) == []
+    assert unheeded(str(child), load_recipe(str(child))) == [
+        f"{child}: settings of simsiam do nothing, as the method is vje"
+    ]
+    file.write_text('extends = "digits"\nmethod = "simsiam"\noptimizer.lr = 0.0011\nvje.nu = 2.0\n')
+    config = load_recipe(str(file), "simsiam")
+    assert config.optimizer.lr == 0.0011
+    assert unheeded(str(file), config) == [f"{file}: settings of vje do nothing, as the method is simsiam"]
+
+
+@pytest.mark.parametrize("method", [None, "simsiam"])
+def test_a_group_that_is_no_table_is_refused(tmp_path, method):
+    file, child = tmp_path / "mine.toml", tmp_path / "child.toml"
+    file.write_text('extends = "digits"\noptimizer = 3\n')
+    child.write_text('extends = "mine.toml"\noptimizer.lr = 3\n')
+    for name in (file, child):
+        with pytest.raises(UserError, match="optimizer must be a table of settings, got 3"):
+            load_recipe(str(name), method)
 
 
 def test_unknown_recipes_get_the_nearest_name():

@@ -322,6 +322,8 @@ def test_init_in_a_config_is_a_run_a_file_or_a_name(trained_run, monkeypatch):
         method(None, encoder="resnet19")
     with pytest.raises(UserError, match=r"^--init nowhere: there is no run or model of that path, and no encoder is"):
         method("nowhere")
+    with pytest.raises(UserError, match=r"^normalization='group' is for torchvision ResNets"):
+        method("resnet18", normalization="group")  # what is wrong here is not the name
     monkeypatch.setitem(sys.modules, "timm", None)
     for name in ("nowhere", "resnet18"):
         with pytest.raises(UserError, match=f"^--init {name}: there is no .* path, and pretrained weights are timm's"):

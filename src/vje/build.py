@@ -21,7 +21,7 @@ from vje.evaluation.rank import effective_rank_of_gram
 from vje.methods import find_method
 from vje.methods.method import Method
 from vje.models import load, start_from
-from vje.networks.encoders import Encoder, build_encoder
+from vje.networks.encoders import Encoder, UnknownEncoder, build_encoder
 from vje.preprocessing import Preprocessing
 from vje.runs import RunFolder
 from vje.training.alarms import CollapseWatch
@@ -128,7 +128,8 @@ def _build_encoder(config: Config, channels: int, pretrained: str | None) -> Enc
             pretrained=pretrained is not None,
         )
     except ValueError as error:  # a name or a combination that only the networks can judge
-        not_there = f"--init {pretrained}: there is no run or model of that path, and " if pretrained else ""
+        unknown = pretrained is not None and isinstance(error, UnknownEncoder)
+        not_there = f"--init {pretrained}: there is no run or model of that path, and " if unknown else ""
         raise UserError(not_there + _as_options(str(error), vars(config.settings))) from None
 
 

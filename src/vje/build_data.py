@@ -121,8 +121,8 @@ def _counted(splits: Splits, recorded: dict[str, Any], data: str) -> Splits:
         for name, source in (("fingerprint", splits.train), ("test_fingerprint", splits.test))
     ):
         warnings.warn(
-            f"the images of {data} are no longer those of training (files go by name, size and date); what is measured "
-            "is of those there now",
+            f"the images of {data} do not seem to be those of training (files go by name, size and date); what is "
+            "measured is of those there now",
             stacklevel=3,
         )
     return replace(splits, missing=sum(lacking))

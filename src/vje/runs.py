@@ -132,7 +132,7 @@ class RunFolder:
         return file
 
     def set_aside(self, result: str, data: str, key: Any, beside: Sequence[str] = ()) -> Path:
-        """Move ``RUN/<name>.json``, and files beside it, out of the way of new ones, into ``RUN/<name>-earlier``.
+        """Move a result, and files beside it, out of the way of new ones: ``RUN/x.json`` into ``RUN/x-earlier``.
 
         The result is the last to go: if this is interrupted, the next time does the rest.
 

@@ -12,7 +12,7 @@ import pytest
 
 from vje.cli.streams import Outlasting
 
-OPTIONS = ("--device", "cpu", "--batch", 16, "--knn-every", 0, "--epochs")
+OPTIONS = ("--device", "cpu", "--batch", 16, "--knn-every", 0, "--checkpoint-epochs", 100_000, "--epochs")
 
 
 @pytest.fixture
@@ -72,6 +72,18 @@ def test_training_outlives_its_terminal_where_it_was_told_to(start, tmp_path):
     wait_until((tmp_path / "run" / "metrics.jsonl").exists, child)
     os.killpg(child.pid, signal.SIGHUP)
     assert child.wait(timeout=100) == 0
+
+
+def test_a_script_around_the_program_keeps_its_lines(cli_env, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import sys\nprint('before')\nfrom vje.cli.main import main\nsys.argv[1:] = ['--version']\nmain()\n"
+        "sys.stdout = sys.__stdout__\nprint('after')\n"
+    )
+    environment = {name: value for name, value in cli_env().items() if name != "PYTHONUNBUFFERED"}
+    script = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, check=True)
+    before, version, after = done.stdout.splitlines()
+    assert (before, version.partition(" ")[0], after) == ("before", "vje", "after")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vje.config import to_dict
+from vje.recipes import load_recipe
 from vje.reporting.run_page import run_page
 from vje.runs import RunFolder
 
@@ -145,9 +147,12 @@ def test_the_keyboard_reaches_everything(page, atlas):
 
 def test_zoom_stays_while_colours_change(page, spot):
     page.mouse.move(*spot(page, 0))
-    page.mouse.wheel(0, -400)
     zoomed = "document.getElementById('map-plot')._fullLayout.xaxis"
-    page.wait_for_function(f"{zoomed}.autorange === false")
+    for _ in range(100):  # a page that is still busy loses a turn of the wheel
+        page.mouse.wheel(0, -400)
+        page.wait_for_timeout(300)
+        if page.evaluate(f"{zoomed}.autorange === false"):
+            break
     page.wait_for_timeout(300)  # the wheel's own delay
     before = page.evaluate(f"{zoomed}.range")
     page.get_by_label("Colour by").select_option(label="NLL")
@@ -205,6 +210,7 @@ def test_percentages_end_at_a_hundred(browser, reported, tmp_path):
     for epoch, share in ((1, 0.9), (2, 0.995), (3, 1.0)):
         record = {"epoch": epoch, "loss": 100 * share, "accuracy": share, "knn": {"z": 60 + 10 * share}}
         folder.append(folder.metrics_file, record)
+    folder.write("config", to_dict(load_recipe("digits", "supervised")))
     (tmp_path / "report.html").write_text(run_page(folder, None), encoding="utf-8")
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto((tmp_path / "report.html").as_uri())

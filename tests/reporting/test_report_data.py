@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 from sklearn.metrics import auc, roc_auc_score, roc_curve
 
+from vje.methods import find_method
 from vje.reporting.atlas import layout, nearest
 from vje.reporting.compare_page import compare_page
 from vje.reporting.html import Html, as_json, fill, packed, tag
@@ -165,10 +166,11 @@ def test_curves_leave_gaps_and_find_a_methods_own_numbers():
     }
 
 
-def test_fractions_are_shown_in_percent():
+def test_what_a_method_says_is_a_fraction_is_shown_in_percent():
     records = [{"epoch": epoch, "accuracy": share} for epoch, share in ((1, 0.4375), (2, "nan"), (3, 1.0))]
     line = {"name": "accuracy", "x": [1, 2, 3], "y": [43.75, None, 100.0]}
-    assert curve_panels(records) == [{"title": "Accuracy (%)", "lines": [line]}]
+    assert curve_panels(records, find_method("supervised")) == [{"title": "Accuracy (%)", "lines": [line]}]
+    assert curve_panels(records)[0]["lines"][0]["y"] == [0.4375, None, 1.0]  # of another method it may be anything
 
 
 def test_a_warning_that_is_being_written_is_passed_over(tmp_path):

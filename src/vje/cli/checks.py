@@ -30,7 +30,7 @@ def check_model(run: Path) -> None:
 
 
 def check_writable(folder: Path, name: str) -> None:
-    """Refuse a run folder that the results of a command cannot go to, before they are computed."""
+    """Refuse a run folder that the results of a command cannot go to, for commands that do not print all of them."""
     if not os.access(folder, os.W_OK):
         raise UserError(f"the results of `vje {name}` go to {folder}, which cannot be written to: copy the run.")
 

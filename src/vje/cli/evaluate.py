@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from vje.cli.checks import at_least, check_writable
+from vje.cli.checks import at_least
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config, tell_strangers
 from vje.config import Config
 from vje.errors import UserError
@@ -39,7 +39,6 @@ def run(arguments: list[str]) -> int:
     at_least(1, k=options.k, batch=options.batch)
     at_least(0, workers=options.workers)
     folder = RunFolder.open(options.run)
-    check_writable(folder.path, "evaluate")
 
     from vje.data.registry import check_data
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vje.cli.checks import at_least, check_writable
+from vje.cli.checks import at_least
 from vje.cli.subject import (
     Device,
     OwnData,
@@ -81,7 +81,6 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Options, args=arguments, prog="vje probe")
     _check(options)
     folder = RunFolder.open(options.run)
-    check_writable(folder.path, "probe")
 
     from vje.data.registry import check_data
 

@@ -12,6 +12,8 @@ class Outlasting(io.TextIOWrapper):
     The bytes below, :attr:`buffer`, fail as ever: a command whose work it is to print can still end there.
     """
 
+    before: io.TextIOWrapper
+
     def write(self, text: str) -> int:
         """Write, or drop."""
         try:
@@ -40,8 +42,12 @@ def outlast_readers() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
+            stream.flush()
             lasting = Outlasting(
                 stream.buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )  # fmt: skip
+            lasting.before = stream  # which would close the buffer that they share if it went
             setattr(sys, name, lasting)
+            if getattr(sys, f"__{name}__") is stream:
+                setattr(sys, f"__{name}__", lasting)

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from importlib.util import find_spec
@@ -24,7 +25,7 @@ from vje.config import (
 )
 from vje.errors import UserError, command
 from vje.methods import method_names
-from vje.recipes import load_recipe, recipe_names
+from vje.recipes import load_recipe, recipe_names, unheeded
 from vje.runs import RunFolder
 
 USAGE = """usage: vje train RECIPE [--method METHOD] [OPTIONS]
@@ -116,6 +117,8 @@ def _options(config: Config, rest: list[str], program: str) -> tuple[Options, Co
 def _start(recipe: str, method: str | None, rest: list[str]) -> int:
     config = load_recipe(recipe, method)
     options, config = _options(config, rest, command("vje", "train", recipe if method is None else config.recipe))
+    for line in unheeded(recipe, config) if _is_first() else ():
+        warnings.warn(line, stacklevel=1)
     if not config.data.data:
         raise UserError(f"recipe {recipe} needs to know where the images are: --data PATH (a folder or an .npz file).")
     _check_surroundings(config)

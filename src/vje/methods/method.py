@@ -45,11 +45,13 @@ class Quantity(NamedTuple):
         title: what people call it, as in the middle of a sentence.
         meaning: what it tells, in a line.
         short: its name in the line of an epoch, where it is shown if it has one.
+        fraction: whether it goes from 0 to 1; charts show it in percent.
     """
 
     title: str
     meaning: str = ""
     short: str = ""
+    fraction: bool = False
 
 
 class Method(nn.Module, ABC):

@@ -1,6 +1,6 @@
 """Supervised training: softmax cross-entropy, torch's own, as a yardstick for the methods that see no labels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from vje.likelihood import at_least_float32
-from vje.methods.method import Method, StepOutput, step_output
+from vje.methods.method import Method, Quantity, StepOutput, step_output
 from vje.networks.encoders import Encoder
 from vje.preprocessing import Preprocessing
 from vje.random import Draws
@@ -26,6 +26,9 @@ class Supervised(Method):
 
     needs_labels: ClassVar[bool] = True
     views: ClassVar[int] = 1
+    quantities: ClassVar[Mapping[str, Quantity]] = {
+        "accuracy": Quantity("accuracy", "of the training batches, augmented", fraction=True)
+    }
 
     def __init__(
         self,

@@ -35,6 +35,10 @@ class Architecture:
         return asdict(self)
 
 
+class UnknownEncoder(ValueError):
+    """There is no encoder of that name, as far as can be told here."""
+
+
 class Encoder(nn.Module):
     """An image network without its classifier: images ``[B, C, H, W]`` to pooled features z ``[B, D]``.
 
@@ -134,8 +138,10 @@ def _timm_model(architecture: Architecture, pretrained: bool) -> tuple[nn.Module
         import timm
     except ImportError:
         if pretrained:
-            raise ValueError("pretrained weights are timm's, which is not installed: pip install 'vje[timm]'") from None
-        raise ValueError(
+            raise UnknownEncoder(
+                "pretrained weights are timm's, which is not installed: pip install 'vje[timm]'"
+            ) from None
+        raise UnknownEncoder(
             f"encoder {architecture.name!r} is not one of {', '.join(_RESNETS)}, and timm, which may know it, "
             "is not installed: pip install 'vje[timm]'"
         ) from None
@@ -146,7 +152,7 @@ def _timm_model(architecture: Architecture, pretrained: bool) -> tuple[nn.Module
         close = difflib.get_close_matches(base, {*_RESNETS, *timm.list_models()}, n=3)
         known = f"; there are {', '.join(_RESNETS)} and timm's, such as convnext_tiny"
         hint = f"; did you mean {' or '.join(close)}?" if close else known
-        raise ValueError(f"no encoder is called {architecture.name!r}{hint}")
+        raise UnknownEncoder(f"no encoder is called {architecture.name!r}{hint}")
     if architecture.normalization != "batch":
         raise ValueError(f"normalization={architecture.normalization!r} is for torchvision ResNets, not timm models")
     network: Any

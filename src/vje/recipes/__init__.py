@@ -6,13 +6,11 @@ optimiser and augmentation at each scale. ``cifar10-simsiam`` is the one with th
 
 import difflib
 import tomllib
-import warnings
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from vje.config import Config, read_config
+from vje.config import Config, read_config, to_dict
 from vje.errors import UserError
 from vje.methods import check_method, method_names
 
@@ -42,9 +40,7 @@ def load_recipe(name: str, method: str | None = None) -> Config:
     settings = _settings(base if method is not None else name, seen=())
     title = Path(name).stem
     if method is not None and method != settings.get("method", "vje"):
-        given, settings, title = settings, _with_method(settings, method), f"{Path(base).stem}-{method}"
-        if base.endswith(".toml"):
-            _tell_replaced(base, given, settings)
+        settings, title = _with_method(settings, method), f"{Path(base).stem}-{method}"
     elif own == "vje" or (method is not None and own is not None):
         title = base
     for key in ("about", "scale"):
@@ -64,28 +60,55 @@ def method_about(method: str) -> str:
     return str(_method_settings(method).get("about", ""))
 
 
+def unheeded(name: str, config: Config) -> list[str]:
+    """What a recipe file of one's own says, and a run by it does not do, in words.
+
+    Args:
+        name: of the file; for other recipes there is nothing to say.
+        config: of the run, whose method may be another than the file's.
+    """
+    files, below = [], name
+    while below.endswith(".toml"):
+        own, extended = _read(below)
+        files.append(own)
+        below = extended or ""
+    idle = [method for method in method_names() if files and method in files[0] and method != config.method]
+    lines = [f"{name}: settings of {method} do nothing, as the method is {config.method}" for method in idle]
+    if not files or (before := load_recipe(name)).method == config.method:
+        return lines
+    given, brought, used = map(to_dict, (before, load_recipe(name, config.method), config))
+    said = {(group, key): None for own in files for group, keys in own.items() if group in used for key in keys}
+    gone = [
+        f"{group}.{key} is {used[group][key]}, not {given[group][key]}"
+        for group, key in said
+        if group in given and given[group][key] != brought[group][key] == used[group][key]
+    ]
+    if gone:
+        lines.append(
+            f"--method {config.method} comes with settings of its own, in place of those of {name}: {'; '.join(gone)}. "
+            f'To keep yours, say method = "{config.method}" in the file.'
+        )
+    return lines
+
+
 def _settings(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """A recipe's nested settings, with those of what it extends below them."""
     base, method = _split(name)
     if method is not None:
         return _with_method(_settings(base, seen), method)
-    own = _read(name)
-    extended, below = own.pop("extends", None), {}
+    own, extended = _read(name)
+    below: dict[str, Any] = {}
     if extended is not None:
-        if extended.endswith(".toml"):
-            extended = str(Path(name).parent.joinpath(extended).resolve())
         if extended in seen:
             raise UserError(f"recipe {name} extends itself, by way of {' -> '.join(seen)}.")
         below = _settings(extended, (*seen, name))
         if own.get("method", below.get("method")) != below.get("method"):
             below = _with_method(below, own["method"])
-    settings = _merge(below, own)
-    _check_tables(own, settings.get("method", "vje"), name)
-    return settings
+    return _merge(below, own)
 
 
-def _read(name: str) -> dict[str, Any]:
-    """What stands in a recipe's file."""
+def _read(name: str) -> tuple[dict[str, Any], str | None]:
+    """What stands in a recipe's file, and the recipe that it extends; a file is looked for beside this one."""
     try:
         if name.endswith(".toml"):
             text = Path(name).read_text(encoding="utf-8")
@@ -103,39 +126,14 @@ def _read(name: str) -> dict[str, Any]:
     for key in ("about", "extends", "method"):
         if not isinstance(own.get(key, ""), str):
             raise UserError(f"recipe {name}: {key} must be text, got {own[key]!r}.")
-    return own
-
-
-def _check_tables(own: Mapping[str, Any], method: str, name: str) -> None:
-    """Refuse settings of another method than the recipe's: they would do nothing."""
-    for other in method_names():
-        if other in own and other != method:
-            raise UserError(
-                f"recipe {name} has settings of {other}, which do nothing: its method is {method}. Leave them out, or "
-                f'say method = "{other}".'
-            )
-
-
-def _tell_replaced(name: str, given: Mapping[str, Any], used: Mapping[str, Any]) -> None:
-    """Warn of what a recipe of one's own says and the method's own settings replace."""
-    gone = [
-        f"{group}.{key} = {value!r} by {used[group][key]!r}"
-        for group, values in _read(name).items()
-        if isinstance(values, dict) and group not in method_names()
-        for key, value in values.items()
-        if used[group][key] != given[group][key]
-    ]
-    if gone:
-        method = used["method"]
-        warnings.warn(
-            f"--method {method} comes with settings of its own, which replace those of {name}: {', '.join(gone)}. To "
-            f'keep yours, say method = "{method}" in the file instead.',
-            stacklevel=3,
-        )
+    extended = own.pop("extends", None)
+    if extended is not None and extended.endswith(".toml"):
+        extended = str(Path(name).parent.joinpath(extended).resolve())
+    return own, extended
 
 
 def _with_method(settings: dict[str, Any], method: str) -> dict[str, Any]:
-    """A recipe's settings with a method's on top: those for any scale, then those for the recipe's."""
+    """A recipe's settings with a method's on top: those for any scale, for this one, and those said in the recipe."""
     if method == settings.get("method", "vje"):
         return settings
     if method == "vje":
@@ -144,7 +142,8 @@ def _with_method(settings: dict[str, Any], method: str) -> dict[str, Any]:
     at_scale = own.get(settings.get("scale", "imagenet"), {})
     general = {key: value for key, value in own.items() if key not in (*SCALES, "about")}
     about = f"{settings.get('about', '').split(',')[0]}, {own.get('about', method)}"
-    return _merge(_merge(settings, general), at_scale) | {"method": method, "about": about}
+    said = {name: table for name, table in settings.items() if name == method}  # in a file of someone's own
+    return _merge(_merge(_merge(settings, general), at_scale), said) | {"method": method, "about": about}
 
 
 def _method_settings(method: str) -> dict[str, Any]:
@@ -189,6 +188,8 @@ def _folder() -> Any:
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        under = merged.get(key)
-        merged[key] = _merge(under if isinstance(under, dict) else {}, value) if isinstance(value, dict) else value
+        under = merged.get(key, {})
+        if isinstance(value, dict) and not isinstance(under, dict):
+            raise UserError(f"{key} must be a table of settings, got {under!r}.")
+        merged[key] = _merge(under, value) if isinstance(value, dict) else value
     return merged

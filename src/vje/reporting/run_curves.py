@@ -22,9 +22,6 @@ FIRST = 2
 TERMS = ("nll", "nll_directional", "nll_radial", "nll_standard", "ps_nll", "kl")
 """A method's numbers that have a chart in common."""
 
-FRACTIONS = ("accuracy",)
-"""Numbers that are recorded from 0 to 1, and shown in percent."""
-
 UNSHOWN = ("epoch", "step", "seconds", "elapsed", "unreadable_files")
 
 
@@ -56,7 +53,8 @@ def curve_panels(records: Sequence[Mapping[str, Any]], method: type[Method] = Me
     titles[FIRST:FIRST] = _own_panels(records, method)
     panels = []
     for title, keys in titles:
-        lines = [line for key, name in keys.items() if (line := _line(records, key, name)) is not None]
+        found = [_line(records, key, name, 100 if method.quantity(key).fraction else 1) for key, name in keys.items()]
+        lines = [line for line in found if line is not None]
         if lines:
             panels.append({"title": title, "lines": lines})
     return panels
@@ -70,16 +68,15 @@ def _own_panels(records: Sequence[Mapping[str, Any]], method: type[Method]) -> l
     )
     terms = [key for key in TERMS if key in own]
     shared = terms if len(terms) > 1 else []
-    apart = [(titled(method, key) + " (%)" * (key in FRACTIONS), [key]) for key in own if key not in shared]
+    apart = [(titled(method, key) + " (%)" * method.quantity(key).fraction, [key]) for key in own if key not in shared]
     groups = [("Terms of the loss", shared), *apart]
     return [(title, {key: method.quantity(key).title for key in keys}) for title, keys in groups]
 
 
-def _line(records: Sequence[Mapping[str, Any]], key: str, name: str) -> dict[str, Any] | None:
+def _line(records: Sequence[Mapping[str, Any]], key: str, name: str, scale: int) -> dict[str, Any] | None:
     group, dot, inner = key.partition(".")
     values = [(r["epoch"], r.get(group, {}).get(inner) if dot else r.get(key)) for r in records]
     points = [(epoch, value) for epoch, value in values if value is not None]
-    scale = 100 if key in FRACTIONS else 1
     heights = [float(f"{scale * value:.6g}") if is_number(value) else None for _, value in points]
     if not any(height is not None for height in heights):
         return None
