@@ -328,7 +328,7 @@ def test_other_settings_are_said_and_a_folder_counts_once(
     assert json.loads(out.read_text())["runs"] == [str(run) for run in runs]
 
 
-def test_images_of_ones_own(tmp_path: Path, data_dir: Path) -> None:
+def test_images_of_ones_own(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run", data_dir, 0)
     np.savez(tmp_path / "mine.npz", images=pixels(20, 3))
     np.savez(tmp_path / "other.npz", images=np.zeros((15, 8, 8, 3), np.uint8))
@@ -337,6 +337,28 @@ def test_images_of_ones_own(tmp_path: Path, data_dir: Path) -> None:
     result = json.loads((run / "ood.json").read_text())
     assert result["counts"] == {"id": 20, "black": 15} and result["missing"] == {}
     assert set(result["summary"]["nll"]) == {"avg"}
+    used = {"knn": 50, "mahalanobis": 1, "mahalanobis_class": 1, "react": 90.0}
+    assert (result["tuned"], result["usual"]) == ({}, used)
+    printed = capsys.readouterr().out
+    values = "k-NN distance k = 50, Mahalanobis of directions, Mahalanobis (classes) of directions, ReAct percentile 90"
+    assert f"the usual values, not chosen on validation images: {values}\n" in printed
+    assert "\nchosen on" not in printed
+
+
+def test_a_result_that_does_not_say_the_usual_values_is_shown(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", data_dir, 0)
+    np.savez(tmp_path / "mine.npz", images=pixels(20, 3))
+    words = ["--id", str(tmp_path / "mine.npz"), "--ood", f"black={tmp_path / 'mine.npz'}", "--device", "cpu"]
+    assert main(["ood", str(run), *words]) == 0
+    old = json.loads((run / "ood.json").read_text())
+    del old["usual"]
+    monkeypatch.setattr("vje.cli.ood_run._measured_already", lambda *_: old)
+    capsys.readouterr()
+    assert main(["ood", str(run), *words]) == 0
+    printed = capsys.readouterr().out
+    assert "was measured before" in printed and "usual values" not in printed
 
 
 def test_files_that_cannot_be_read_are_named_and_not_counted(

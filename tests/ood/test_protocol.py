@@ -42,7 +42,7 @@ def test_detectors_tell_strangers_from_clusters(setting: tuple[VJE, Features, to
     result = compare(scorer(inside[20:]), {"far": scorer(outside[20:])}, {"far": False})
     for name in ("knn", "mahalanobis_class"):
         assert result["scores"][name]["far"]["auroc"] > 99
-    assert set(scorer.chosen) == {"knn", "mahalanobis", "mahalanobis_class", "react"}
+    assert set(scorer.chosen) == {"knn", "mahalanobis", "mahalanobis_class", "react"} and scorer.usual == {}
 
 
 def test_without_validation_images_detectors_have_their_usual_settings(
@@ -50,6 +50,7 @@ def test_without_validation_images_detectors_have_their_usual_settings(
 ) -> None:
     scorer = build_scorer(*setting[:2])
     assert scorer.chosen == {}
+    assert scorer.usual == {"knn": 50, "mahalanobis": 1, "mahalanobis_class": 1, "react": 90.0}
     assert scorer.detectors["knn"].settings == {"k": 50}
     assert scorer.detectors["react"].settings == {"percentile": 90.0}
     for name in ("mahalanobis", "mahalanobis_class"):  # on directions, as short features are near every mean

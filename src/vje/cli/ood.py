@@ -1,5 +1,6 @@
 """``vje ood RUN...``: the OpenOOD v1.5 benchmark, or sets of one's own, for every score."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -173,6 +174,13 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     if missing:
         print(f"† not the protocol's mean: without {', '.join(x for names in missing.values() for x in names)}")
     if first["tuned"]:
-        print("chosen on validation images: " + ", ".join(chosen(k, v) for k, v in first["tuned"].items()))
+        print(f"chosen on validation images: {_said(first['tuned'])}")
+    if first.get("usual"):  # which earlier versions did not record
+        print(f"the usual values, not chosen on validation images: {_said(first['usual'])}")
     for folder in folders:
         print(f"Written to {folder.path / 'ood.json'}, with figures (ood-*.png) beside it")
+
+
+def _said(values: Mapping[str, float]) -> str:
+    """Hyper-parameters of detectors, for people."""
+    return ", ".join(chosen(name, value) for name, value in values.items())

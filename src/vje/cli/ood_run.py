@@ -61,6 +61,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
         ],
         "missing": {} if options.id else missing_sets(benchmark_of(config.data.data), sets.members),
         "tuned": dict(scorer.chosen),
+        "usual": dict(scorer.usual),
         "data": config.data.data if options.id is None else options.id,
         "seed": config.run.seed,
         "epochs": config.optimizer.epochs,

@@ -53,7 +53,7 @@ def title(score: str, classifier: str | None = None) -> str:
 
 
 def chosen(detector: str, value: float) -> str:
-    """What was chosen for a detector, for people.
+    """The hyper-parameter of a detector, for people.
 
     >>> chosen("knn", 50), chosen("mahalanobis", 1), chosen("mahalanobis_class", 0), chosen("react", 90.0)
     ('k-NN distance k = 50', 'Mahalanobis of directions', 'Mahalanobis (classes) of features', 'ReAct percentile 90')

@@ -5,7 +5,7 @@ list), which are in no test set.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ class Scorer:
     # whether the detectors that need one had the model's "own", trained with the encoder, or one "fitted" to the
     # training features; None if there is none
     classifier: Literal["own", "fitted"] | None = None
+    usual: Mapping[str, float] = field(default_factory=dict)  # hyper-parameters that nothing was there to choose on
 
     def __call__(self, z: Tensor) -> Scores:
         """Each score of embeddings ``[N, D]``; larger means more out-of-distribution."""
@@ -64,10 +65,12 @@ def build_scorer(
     device = next(model.parameters()).device
     features = bank.z.to(device)
     chosen: dict[str, float] = {}
+    usual: dict[str, float] = {}
 
     def tuned(name: str, choices: Iterable[float], default: float, build: Callable[[float], Detector]) -> Detector:
-        """The detector that tells the validation images apart best."""
+        """The detector that tells the validation images apart best; without any, the one of the usual value."""
         if validation is None:
+            usual[name] = default
             return build(default)
         inside, outside = (x.to(device) for x in validation)
         built = {choice: build(choice) for choice in choices}
@@ -102,7 +105,7 @@ def build_scorer(
             "vim": ViM(classifier=classifier).fit(features, labels),
         }
     origin: Literal["own", "fitted"] | None = None if bank.labels is None else "fitted" if own is None else "own"
-    return Scorer(model, detectors, chosen, samples, origin)
+    return Scorer(model, detectors, chosen, samples, origin, usual)
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
