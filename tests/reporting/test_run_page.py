@@ -60,17 +60,17 @@ def test_every_measure_has_its_own_number(folder):
 def test_ood_is_told_by_score_and_kind_of_set(folder, own):
     summary = {"energy": {"near": 1.0, "far": 2.0, "avg": 3.0}, "knn": {"near": 61.0, "far": 62.0, "avg": 63.0}}
     summary[own] = {"near": 71.0, "far": 72.0, "avg": 73.0}
-    folder.write("ood", {"summary": summary, "data": "cifar10", "partial": ["tin", "places365"]})
-    names = ["near sets", "far sets", "average"]
+    folder.write("ood", {"summary": summary, "data": "cifar10", "partial": ["tin", "textures", "places"]})
+    parts = {"near sets": "tin", "far sets": "textures, places", "average": "tin, textures, places"}
     scores = ("likelihood alone, nothing fitted", 71), ("k-NN distance to training features", 61)
     assert rows(folder) == [
         (
             f"OOD detection, {name}",
             f"{first + i}.0%",
-            f"AUROC of the {score}; not the protocol&#x27;s own images: tin, places365",
+            f"AUROC of the {score}; not the protocol&#x27;s own images: {sets}",
         )
         for score, first in scores
-        for i, name in enumerate(names)
+        for i, (name, sets) in enumerate(parts.items())
     ]
 
 
@@ -84,6 +84,8 @@ def test_ood_of_fewer_sets_than_the_protocols_says_so(folder):
     assert [row[2] for row in rows(folder)] == said
     folder.write("ood", {"summary": summary, "missing": {"near": [], "far": ["mnist"]}})
     assert ["mnist" in row[2] for row in rows(folder)] == [False, True, True]
+    folder.write("ood", {"summary": summary, "partial": ["textures", "places"]})
+    assert ["the protocol" in row[2] for row in rows(folder)] == [False, True, True]
 
 
 def test_the_head_says_what_was_trained_on_what(folder, tmp_path):

@@ -42,7 +42,7 @@ def ood_scores(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 def benchmark_images(found: Mapping[str, Any]) -> dict[str, Images]:
     """The images of each column of a benchmark's result; none if it is of sets of one's own."""
     return {
-        f"{part} OOD {title}": _images(found, near=part == "near")
+        f"{part} OOD {title}": _images(found, part)
         for title, score in ood_scores(found)
         for part in _parts(found, score)
     }
@@ -69,9 +69,14 @@ def absent_sets(found: Mapping[str, Any], part: str) -> list[str]:
     return [name for group, names in missing.items() if part in (group, "avg") for name in names]
 
 
-def partial_sets(found: Mapping[str, Any]) -> dict[str, str]:
-    """The sets that are not the protocol's own image lists, and what they are called; ``id`` by its data."""
-    return {name: str(found.get("data", name)) if name == "id" else name for name in found.get("partial", ())}
+def partial_sets(found: Mapping[str, Any], part: str = "avg") -> dict[str, str]:
+    """The sets of a mean that are not the protocol's own image lists, and what they are called; ``id`` by its data.
+
+    >>> partial_sets({"partial": ["id", "tin", "svhn"], "data": "cifar10"}, "near")
+    {'id': 'cifar10', 'tin': 'tin'}
+    """
+    names = [name for name in found.get("partial", ()) if _belongs(name, part)]
+    return {name: str(found.get("data", name)) if name == "id" else name for name in names}
 
 
 def own_sets(found: Mapping[str, Any]) -> list[str]:
@@ -118,11 +123,14 @@ def _parts(found: Mapping[str, Any], score: str) -> list[str]:
     return [part for part in ("near", "far") if part in found["summary"][score] and not absent_sets(found, part)]
 
 
-def _images(found: Mapping[str, Any], near: bool) -> Images:
-    def of_part(name: str) -> bool:
-        return name == "id" or (name in NEAR) == near
+def _belongs(name: str, part: str) -> bool:
+    """Whether a mean (near, far or avg) is of a set; each is of the in-distribution images."""
+    return name == "id" or part == "avg" or (name in NEAR) == (part == "near")
 
+
+def _images(found: Mapping[str, Any], part: str) -> Images:
     prints, counts = (
-        {name: value for name, value in found.get(key, {}).items() if of_part(name)} for key in ("images", "counts")
+        {name: value for name, value in found.get(key, {}).items() if _belongs(name, part)}
+        for key in ("images", "counts")
     )
-    return Images(prints, counts, tuple(title for name, title in partial_sets(found).items() if of_part(name)))
+    return Images(prints, counts, tuple(partial_sets(found, part).values()))

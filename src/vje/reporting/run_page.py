@@ -202,14 +202,13 @@ def _probe(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
 
 
 def _ood_numbers(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
-    partial = partial_sets(found).values()
-    note = f"; not the protocol's own images: {', '.join(partial)}" if partial else ""
     titles = {"NLL": "likelihood alone, nothing fitted", "k-NN": "k-NN distance to training features"}
     for title, score in ood_scores(found):
         means = found["summary"][score]
         for part, words in (("near", "near sets"), ("far", "far sets"), ("avg", "average")):
             if part in means:
-                absent = absent_sets(found, part)
+                absent, partial = absent_sets(found, part), partial_sets(found, part).values()
+                note = f"; not the protocol's own images: {', '.join(partial)}" if partial else ""
                 without = f"; not the protocol's mean: without {', '.join(absent)}" if absent else ""
                 said = f"AUROC of the {titles[title]}{without}{note}"
                 yield f"OOD detection, {words}", shown(means[part], ".1f", "%"), said
