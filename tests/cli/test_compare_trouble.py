@@ -50,6 +50,40 @@ def test_a_damaged_result_is_left_out_and_the_others_are_shown(vje, make_run, tm
     assert values["k-NN z"]["mean"] == pytest.approx((70.0 + 61.0) / 2)  # of the other run, training's own
 
 
+@pytest.fixture
+def make_foreign(make_run):
+    """``make_foreign(name)``: a run of a method that is not there."""
+
+    def make(name):
+        folder = make_run(name)
+        folder.write("config", folder.read("config") | {"method": "align-uniform", "align-uniform": {"width": 64}})
+        return folder.path
+
+    return make
+
+
+def test_a_run_of_a_method_that_is_not_there_is_passed_over(vje, make_run, make_foreign, tmp_path):
+    runs, foreign = [make_run(f"run{seed}", seed).path for seed in (0, 1)], make_foreign("foreign")
+    for command, out in (("compare", tmp_path / "c"), ("report", tmp_path / "c.html")):
+        answer = vje(command, foreign, *runs, "--out", out)
+        assert answer.status == 0, answer.err
+        assert f"passed over, as there is no method of this name here: {foreign} (align-uniform)\n" in answer.err
+    (group,) = json.loads((tmp_path / "c.json").read_text())["groups"]
+    assert group["runs"] == [str(run) for run in runs]
+    assert "2 runs compared" in (tmp_path / "c.html").read_text(encoding="utf-8")
+
+
+def test_where_no_run_is_of_a_method_that_is_there_nothing_can_be_compared(vje, make_foreign, tmp_path):
+    runs = [make_foreign("one"), make_foreign("other")]
+    for words in (["compare", runs[0]], ["compare", *runs], ["report", *runs]):
+        answer = vje(*words)
+        assert answer.status == 2 and "passed over" not in answer.err
+        assert f"there is no method of this name here: {runs[0]} (align-uniform)" in answer.err
+        assert "Methods: " in answer.err and "add the file of the method" in answer.err
+    (runs[0] / "evaluation.json").unlink()
+    assert vje("report", runs[0], "--points", "0").status == 0  # a page of one needs no method
+
+
 def test_copying_a_run_neither_ages_nor_renews_its_results(vje, make_run, tmp_path):
     run = make_run("run")
     run.write("probe", {"weights": "of an earlier model", "spaces": {"z": {"top1": 99.0}}})

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vje.errors import UserError
-from vje.runs import RunFolder, distinct, read_json
+from vje.methods import method_names
+from vje.runs import Damaged, RunFolder, distinct, read_json
 
 
 def at_least(least: int, **options: int | None) -> None:
@@ -56,3 +57,30 @@ def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
     if others:
         print(f"passed over, as they are no run folders: {', '.join(map(str, others))}", file=sys.stderr)
     return distinct(RunFolder.open(path) for path in paths if path not in others)
+
+
+def of_known_methods(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """The runs that can be compared: those of a method that is not there are passed over, and told.
+
+    If there are no others, that is an error.
+    """
+    foreign = {folder: method for folder in folders if (method := _foreign_method(folder))}
+    if not foreign:
+        return list(folders)
+    runs = ", ".join(f"{folder.path} ({method})" for folder, method in foreign.items())
+    if len(foreign) == len(folders):
+        raise UserError(
+            f"there is no method of this name here: {runs}. Methods: {', '.join(method_names())}. Use the version of "
+            "vje that trained the run, or add the file of the method (CONTRIBUTING.md)."
+        )
+    print(f"passed over, as there is no method of this name here: {runs}", file=sys.stderr)
+    return [folder for folder in folders if folder not in foreign]
+
+
+def _foreign_method(folder: RunFolder) -> str:
+    """The method of a run, if it is none of those that are there; else empty."""
+    try:
+        method = str(folder.read("config").get("method", "vje"))
+    except Damaged:  # whoever reads the rest will tell
+        return ""
+    return "" if method in method_names() else method

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from vje.cli.checks import open_runs
+from vje.cli.checks import of_known_methods, open_runs
 from vje.errors import UserError
 from vje.reporting.written import check_place, is_picture, is_record
 from vje.runs import write_json
@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
     from vje.reporting.compare import group_runs, read_runs, save_comparison
     from vje.reporting.compare_table import footnotes, heads, rows
 
-    groups = group_runs(read_runs(open_runs(options.runs)))
+    groups = group_runs(read_runs(of_known_methods(open_runs(options.runs))))
     print_columns([title.replace(" (", "\n(") for title in heads(groups)], rows(groups))
     for note in footnotes(groups):
         print(note)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vje.cli.checks import at_least, open_runs
+from vje.cli.checks import at_least, of_known_methods, open_runs
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config
 from vje.errors import UserError
 from vje.reporting.records import has_model, no_model
@@ -58,6 +58,8 @@ def run(arguments: list[str]) -> int:
     if not 0 <= options.points <= MOST_POINTS:
         raise UserError(f"--points must be between 0 and {MOST_POINTS:,}, got {options.points}.")
     folders = open_runs(options.runs)
+    if len(folders) > 1:  # of one alone there is a page all the same
+        folders = of_known_methods(folders)
     out = options.out or (folders[0].path / "report.html" if len(folders) == 1 else Path("comparison.html"))
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: name a file, such as {out / 'report.html'}.")
