@@ -628,8 +628,18 @@ def test_other_images_of_the_same_name_are_not_compared(vje, make_run, tmp_path,
     for group, run in zip(groups_of(tmp_path).values(), runs, strict=True):
         assert [name for name in group["values"] if "OOD" in name] == expected
         assert group["notes"][0].startswith("left out: OOD NLL (inbox against noise)") and str(run) in group["notes"][0]
-    assert answer.out.count("on other images than another run's") == 2
+    (line,) = [line for line in answer.out.splitlines() if "on other images than another run's" in line]
+    assert f" of {runs[0] / 'ood.json'}, {runs[1] / 'ood.json'}, on other" in line
     assert vje("compare", runs[1], "--out", tmp_path / "c").out.count("(inbox against") == 4  # alone it can be shown
+
+
+def test_seeds_that_each_met_what_they_held_out_are_told_in_one_line(vje, make_run, tmp_path):
+    runs = [make_run(f"s{seed}", seed=seed, ood=own_sets(images={"id": str(seed)})) for seed in (7, 8, 9)]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    files = ", ".join(str(run / "ood.json") for run in runs)
+    assert answer.out.count("left out: ") == 1 and f" of {files}, on other images than another run's\n" in answer.out
+    (note,) = groups_of(tmp_path)["cifar10"]["notes"]
+    assert files in note
 
 
 def test_a_command_for_old_results_can_be_pasted(vje, make_run, tmp_path):

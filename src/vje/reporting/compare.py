@@ -37,6 +37,7 @@ class Run:
     # what identifies the images of columns on sets of someone's own, by column
     images: Mapping[str, str] = field(default_factory=dict)
     benchmark: Mapping[str, Images] = field(default_factory=dict)  # the images of columns of a benchmark, by column
+    apart: tuple[str, ...] = ()  # columns that were left out, as another run's are of other images
     diverged: int | None = None  # step at which the loss was no longer finite; None if it always was
 
     def epochs(self) -> str:
@@ -80,6 +81,10 @@ class Group:
 
     def notes(self) -> list[str]:
         """What was left out, and why."""
+        return [*self.own_notes(), *apart_notes(self.runs)]
+
+    def own_notes(self) -> list[str]:
+        """The same without :func:`apart_notes`, which may be of runs of several groups."""
         notes, apart = [note for run in self.runs for note in run.notes], self.apart()
         if apart:
             paths = [run.folder.path for run in self.runs if run.benchmark.keys() & apart]
@@ -109,6 +114,18 @@ class Group:
     def curve(self) -> list[Point]:
         """k-NN over epochs."""
         return over_seeds([dict(run.curve) for run in self.runs])
+
+
+def apart_notes(runs: Iterable[Run]) -> list[str]:
+    """A line for all runs that lack the same columns, because they are on other images than another run's."""
+    files: dict[tuple[str, ...], list[str]] = {}
+    for run in runs:
+        if run.apart:
+            files.setdefault(run.apart, []).append(str(run.folder.path / "ood.json"))
+    return [
+        f"left out: {', '.join(columns)} of {', '.join(found)}, on other images than another run's"
+        for columns, found in files.items()
+    ]
 
 
 def read_runs(folders: Iterable[RunFolder]) -> list[Run]:
@@ -248,15 +265,12 @@ def _mark(name: str, value: Any) -> str:
 
 
 def _without(run: Run, columns: Sequence[str]) -> Run:
-    """A run without columns whose images are not those of other runs, and with a note on them."""
-    if not columns:
-        return run
-    note = f"left out: {', '.join(columns)} of {run.folder.path / 'ood.json'}, on other images than another run's"
+    """A run without columns whose images are not those of other runs."""
     return replace(
         run,
         values={column: value for column, value in run.values.items() if column not in columns},
         unfinished=run.unfinished - set(columns),
-        notes=(*run.notes, note),
+        apart=tuple(columns),
     )
 
 

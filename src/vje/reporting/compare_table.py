@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from vje.reporting.compare import DIVERGED, MARK, Group
+from vje.reporting.compare import DIVERGED, MARK, Group, apart_notes
 
 UNFINISHED = f"{MARK} unfinished: epochs done of all, and values that are not final"
 DIGITS = {"variance": 3, "KL": 1, "rank of z": 1}
@@ -65,8 +65,9 @@ def footnotes(groups: Sequence[Group]) -> list[str]:
     for run in (run for group in groups for run in group.diverged()):
         when = f"at step {run.diverged}, after {run.done} of {run.config.optimizer.epochs} epochs"
         marks.append(f"{DIVERGED} diverged: {run.folder.path}, {when}; its values are from before that")
-    notes = (note for group in groups for note in group.notes())
-    return [*marks, *_partial_notes(groups), *_folders(groups), *notes]
+    notes = [note for group in groups for note in group.own_notes()]
+    apart = apart_notes(run for group in groups for run in group.runs)
+    return [*marks, *_partial_notes(groups), *_folders(groups), *notes, *apart]
 
 
 def _folders(groups: Sequence[Group]) -> list[str]:
