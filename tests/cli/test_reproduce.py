@@ -148,6 +148,17 @@ def test_the_list_says_where_it_looked_in_vain(tmp_path, vje):
     assert f"Looked in {tmp_path / 'none'}, where nothing was found; --out FOLDER looks elsewhere." in said
 
 
+@pytest.mark.parametrize("epochs", ["", "epochs = 3"])
+def test_a_recipe_that_is_not_there_is_told_with_its_cell(tmp_path, vje, epochs):
+    file = tmp_path / "mine.toml"
+    cell = "[[columns]]\nname = 'c'\nvalue = 'evaluation:knn.z'\n[[rows]]\nname = 'a'\nrecipe = 'digitz'\n"
+    file.write_text(f"about = 'mine'\n{epochs}\n{cell}")
+    for more in (["--dry-run"], ["--only", "digits"]):
+        answer = vje("reproduce", file, "--out", tmp_path / "out", *more)
+        assert answer.status == 2
+        assert "mine.toml: row a, column c: there is no recipe 'digitz'. Did you mean digits?" in answer.err
+
+
 def test_a_mistake_in_a_table_of_ones_own_is_told_by_a_dry_run(tmp_path, declaration, vje):
     declaration.write_text(declaration.read_text().replace("nu = 3.0", "nu = -3.0"))
     answer = vje("reproduce", declaration, "--dry-run", "--out", tmp_path)

@@ -186,7 +186,7 @@ def test_label_files(tmp_path: Path, picture: Picture) -> None:
         ("cifra10", "did you mean cifar10"),
         ("qqqqqqqq", "names are cifar10"),
         ("./nowhere", "the path nowhere does not exist"),
-        ("imagenet1k", "cannot be downloaded"),
+        ("imagenet1k", "cannot be downloaded.* --data FOLDER or --data-dir"),
         ("{}/empty", "no images under"),
         ("{}/notes.txt", "neither a folder of images nor a .npz"),
     ],

@@ -188,7 +188,9 @@ def test_data_that_is_not_there_is_an_obstacle_for_its_runs_alone(tmp_path):
     jobs = plan(load_experiment("nu-sweep"), Scale(seeds=1), tmp_path, tmp_path)
     hindered = {job.run.recipe for job in jobs if job.obstacle}
     assert hindered == {"tiny-imagenet"}
-    assert "tiny-imagenet cannot be downloaded: put its images into" in next(j.obstacle for j in jobs if j.obstacle)
+    obstacle = next(j.obstacle for j in jobs if j.obstacle)
+    assert "tiny-imagenet cannot be downloaded: put its images into" in obstacle
+    assert obstacle.endswith("or say where they are with --data-dir")  # the only such option of `vje reproduce`
 
 
 def test_ood_sets_that_are_not_there_are_named_where_they_would_be_measured(tmp_path):

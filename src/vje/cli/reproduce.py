@@ -10,7 +10,7 @@ import tyro
 
 from vje.cli.checks import at_least
 from vje.errors import UserError, cannot_write, command
-from vje.experiments import Experiment, experiment_names, load_experiment
+from vje.experiments import Cell, Experiment, experiment_names, load_experiment
 from vje.experiments.estimate import estimate
 from vje.experiments.grid import Scale
 from vje.experiments.plan import Job, divergence, missing_sets, plan, plan_all, profile_state
@@ -86,11 +86,19 @@ def run(arguments: list[str]) -> int:
 def _check_only(experiments: "Sequence[Experiment]", scale: Scale) -> None:
     """Refuse a data set that no table has runs of."""
     cells = [cell for experiment in experiments for cell in experiment.every_cell()]
-    known = dict.fromkeys(run.data() for cell in cells for run in scale.runs(cell))
+    known = dict.fromkeys(data for cell in cells for data in _data(cell, scale))
     for name in scale.only:
         if name not in known:
             names = ", ".join(experiment.name for experiment in experiments)
             raise UserError(f"--only {name}: {names} has no such runs; its data sets: {', '.join(known) or 'none'}.")
+
+
+def _data(cell: Cell, scale: Scale) -> list[str]:
+    """Names of the images of a cell's runs; the first to look at its recipe, where the cell has epochs of its own."""
+    try:
+        return [run.data() for run in scale.runs(cell)]
+    except UserError as error:
+        raise UserError(f"{cell.where}: {error}") from None
 
 
 def _make(experiments: "Sequence[Experiment]", options: Options, scale: Scale, console: "Console") -> int:

@@ -79,9 +79,15 @@ def open_data(data: str, data_dir: Path, labels: Path | None = None) -> RawSplit
     return raw if labels is None else _with_labels(raw, labels)
 
 
-def check_data(data: str, data_dir: Path) -> None:
-    """Raise the errors that can be known without reading any image: unknown name, missing path, empty folder."""
-    _, place = _resolve(data, data_dir)
+def check_data(data: str, data_dir: Path, remedy: str = "--data FOLDER or --data-dir") -> None:
+    """Raise the errors that can be known without reading any image: unknown name, missing path, empty folder.
+
+    Args:
+        data: a name or a path.
+        data_dir: where named sets lie.
+        remedy: the options of a command that say where images are.
+    """
+    _, place = _resolve(data, data_dir, remedy)
     if place is not None and place.is_dir() and not holds_images(place):
         raise no_images(place, sum(1 for _ in walk(place)))
     if place is not None and place.is_file() and not zipfile.is_zipfile(place):
@@ -108,7 +114,7 @@ def own_path(data: str) -> Path | None:
     return path.resolve() if canonical(data) not in NAMES and path.exists() else None
 
 
-def _resolve(data: str, data_dir: Path) -> tuple[str, Path | None]:
+def _resolve(data: str, data_dir: Path, remedy: str = "--data FOLDER or --data-dir") -> tuple[str, Path | None]:
     """The set's name, and the file or folder that holds it (``None``: bundled or to be downloaded)."""
     path = Path(data).expanduser()
     if os.sep not in data and "/" not in data and path.suffix.lower() != ".npz" and data not in ("", ".", ".."):
@@ -120,7 +126,7 @@ def _resolve(data: str, data_dir: Path) -> tuple[str, Path | None]:
         if name in FOLDERS:
             raise UserError(
                 f"{name} cannot be downloaded: put its images into {data_dir / name}/train/CLASS/ and "
-                f"{data_dir / name}/val/CLASS/, or say where they are with --data FOLDER or --data-dir"
+                f"{data_dir / name}/val/CLASS/, or say where they are with {remedy}"
             )
         if name in NAMES:
             return name, None

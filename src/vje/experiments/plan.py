@@ -128,7 +128,7 @@ def _job(
         obstacle = f"their data sets are not among --only {' '.join(only)}"
     elif steps:
         try:
-            check_data(run.data(), run.data_dir(data_dir))
+            check_data(run.data(), run.data_dir(data_dir), remedy="--data-dir")
         except UserError as error:
             obstacle = str(error)
     return Job(run, folder, state, steps, obstacle)
