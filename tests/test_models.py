@@ -229,7 +229,7 @@ def edit(**changes):
             None,
             "does not fit its description",
         ),
-        (None, lambda file: file.unlink(), r"model\.json is missing"),
+        (None, lambda file: file.unlink(), r"model\.json is missing, which says what model .* so copy both"),
         (None, lambda file: file.write_text("{"), r"model\.json is damaged"),
         (None, edit(format="other"), r"model\.json does not describe a model of this program"),
         (None, edit(schema=7), "newer vje"),
@@ -322,8 +322,20 @@ def test_init_in_a_config_is_a_run_a_file_or_a_name(trained_run, monkeypatch):
         method(None, encoder="resnet19")
     with pytest.raises(UserError, match=r"^--init nowhere: there is no run or model of that path, and no encoder is"):
         method("nowhere")
-    with pytest.raises(UserError, match=r"^normalization='group' is for torchvision ResNets"):
+    with pytest.raises(UserError, match=r"^--normalization='group' is for torchvision ResNets"):
         method("resnet18", normalization="group")  # what is wrong here is not the name
+    vit, large = replace(recipe.encoder, encoder="vit_tiny_patch16_224"), replace(recipe.data, size=32)
+    with pytest.raises(UserError, match=r"no ResNet stem for small images; turn it off \(--no-small-images\)"):
+        build_method(replace(recipe, encoder=vit, data=large), PREPROCESSING)
+
+    def unreachable(*_, **__):
+        raise ConnectionError("no route to host\nat all")
+
+    monkeypatch.setattr("timm.create_model", unreachable)
+    with pytest.raises(
+        UserError, match=r"^--init resnet18: .* not be had \(ConnectionError: no route to host\)\. timm"
+    ):
+        method("resnet18", small_images=False)
     monkeypatch.setitem(sys.modules, "timm", None)
     for name in ("nowhere", "resnet18"):
         with pytest.raises(UserError, match=f"^--init {name}: there is no .* path, and pretrained weights are timm's"):

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vje import likelihood as likelihood
     from vje import ood as ood
     from vje.data.augment import Augmentation as Augmentation
     from vje.evaluation.knn import knn_accuracy as knn_accuracy
@@ -31,15 +32,16 @@ _PUBLIC = {
     "DiagonalGaussian": "vje.posterior",
     "Preprocessing": "vje.preprocessing",
 }
+_MODULES = ("likelihood", "ood")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ood":
-        return import_module("vje.ood")
+    if name in _MODULES:
+        return import_module(f"vje.{name}")
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'vje' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted({*globals(), *_PUBLIC, *_MODULES})

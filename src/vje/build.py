@@ -130,7 +130,16 @@ def _build_encoder(config: Config, channels: int, pretrained: str | None) -> Enc
     except ValueError as error:  # a name or a combination that only the networks can judge
         unknown = pretrained is not None and isinstance(error, UnknownEncoder)
         not_there = f"--init {pretrained}: there is no run or model of that path, and " if unknown else ""
-        raise UserError(not_there + _as_options(str(error), vars(config.settings))) from None
+        words = _as_options(str(error), ["normalization"]).replace("small_images off", "it off (--no-small-images)")
+        raise UserError(not_there + words) from None
+    except Exception as error:
+        if pretrained is None:
+            raise
+        reason = (str(error).splitlines() or [""])[0]  # of what timm uses to download, or of a damaged file
+        raise UserError(
+            f"--init {pretrained}: the pretrained weights could not be had ({type(error).__name__}: {reason}). timm "
+            "downloads them once: try again with a network, or start without --init."
+        ) from error
 
 
 def _as_options(message: str, names: Iterable[str]) -> str:

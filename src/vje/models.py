@@ -45,7 +45,13 @@ def load(path: str | Path, device: str = "cpu") -> "Method":
             return _assemble(read_json(file.with_suffix(".json")), weights, file, device)
     if file.suffix != ".safetensors":
         raise UserError(f"{path} is neither a run folder nor a .safetensors file.")
-    return _assemble(read_json(file.with_suffix(".json")), _read_weights(file), file, device)
+    description = file.with_suffix(".json")
+    if not description.exists():
+        raise UserError(
+            f"{description} is missing, which says what model the weights of {file.name} are of: it is written beside "
+            "them, so copy both."
+        )
+    return _assemble(read_json(description), _read_weights(file), file, device)
 
 
 def _remedy(folder: RunFolder) -> str:

@@ -150,3 +150,15 @@ def test_commands_to_go_on_with_can_be_pasted(vje, interrupted, monkeypatch):
         answer = vje("train", "--resume", interrupted)
         assert answer.status == 0
         assert f"Next: vje evaluate '{interrupted}'\n" in answer.out
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_goes_on_with_its_threads_where_it_has_as_many_processes(vje, tiny_npz, tmp_path, monkeypatch, processes):
+    run, options = tmp_path / "run", ["--device", "cpu", "--batch", 16, "--knn-every", 0, "--schedule-epochs", 2]
+    assert vje("train", "digits", "--data", tiny_npz, "--out", run, *options, "--epochs", 1).status == 0
+    file = run / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"threads": 7, "processes": processes}))
+    told = []
+    monkeypatch.setattr("torch.set_num_threads", told.append)
+    assert vje("train", "--resume", run, "--epochs", 2).status == 0
+    assert told == ([7] if processes == 1 else [])

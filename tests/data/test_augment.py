@@ -488,3 +488,10 @@ def test_cropping_at_decoding_is_cropping_on_the_device() -> None:
     early = settings(torch.stack(cut), numbers, Stream.VIEW_1, cropped=True) * 255
     assert apart(early, late) < 6  # a level or two of rounding, stretched by the jitter
     assert (early - late).abs().mean() < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+def test_pixels_that_are_not_bytes_are_refused(dtype):
+    """Floats may go up to 1 or to 255, and one of these would be nearly black."""
+    with pytest.raises(ValueError, match=f"images must be uint8, 0 to 255, .* got {dtype}"):
+        Augmentation(size=8)(torch.ones(2, 3, 8, 8, dtype=dtype), draws(2), Stream.VIEW_1)

@@ -41,7 +41,9 @@ def train(
         console = Console(quiet=not processes.writes)
         recorded = _recorded(folder, resuming)
         if recorded is not None and device.type == "cpu":
-            torch.set_num_threads(folder.read("environment")["threads"])  # sums depend on how they are split
+            first = folder.read("environment")
+            if first.get("processes", 1) == processes.size:  # sums depend on how they are split
+                torch.set_num_threads(first["threads"])
         if processes.writes and not resuming:
             folder.write("config", to_dict(config))  # first of all: what is killed from here on can be resumed
         try:
@@ -95,7 +97,7 @@ def _run(loop: Loop, model: Method, console: Console, folder: RunFolder, config:
         model.eval().save(folder.path)
         last = (folder.metrics() or [{}])[-1]  # there is none if somebody emptied the file
         knn = "".join(f", k-NN {name} {value:.2f}%" for name, value in last.get("knn", {}).items())
-        say(console, f"Done in {duration(last.get('elapsed', 0))}{knn}. Model: {folder.model_file}")
+        say(console, f"Done after {duration(last.get('elapsed', 0))} of training{knn}. Model: {folder.model_file}")
         say(console, f"Next: {command('vje', 'evaluate', folder.path)}")
     return 0
 

@@ -78,6 +78,10 @@ class Augmentation:
         Returns:
             float32 ``[B, C, size, size]`` in [0, 1].
         """
+        if images.dtype != torch.uint8:
+            raise ValueError(
+                f"images must be uint8, 0 to 255, as they are augmented before anything else; got {images.dtype}"
+            )
         numbers = draws.uniform(stream, sum(_DRAWS.values())).split(list(_DRAWS.values()), 1)
         u = dict(zip(_DRAWS, numbers, strict=True))  # [B, count] each
         x = images.float() / 255

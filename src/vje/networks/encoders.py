@@ -172,7 +172,7 @@ def _timm_model(architecture: Architecture, pretrained: bool) -> tuple[nn.Module
 
 def _use_small_stem(network: nn.Module, channels: int, name: str) -> None:
     if not isinstance(getattr(network, "conv1", None), nn.Conv2d) or not hasattr(network, "maxpool"):
-        raise ValueError(f"encoder {name!r} has no ResNet stem to change for small images; turn small_images off")
+        raise ValueError(f"encoder {name!r} has no ResNet stem for small images; turn small_images off")
     network.conv1 = _convolution(channels, kernel_size=3, stride=1, padding=1)
     network.maxpool = nn.Identity()
 
