@@ -296,6 +296,10 @@ def test_the_demo(vje, tmp_path):
     assert result["knn_pixels"] > 85
     assert set(result["knn_untrained"]) == {"z", "mean"}
     assert f"{result['knn']['z']:.1f}%" in out
+    assert result["ood"].keys() == result["ood_untrained"].keys() == {"patches of photographs", "noise"}
+    assert all(
+        f"{name} {x:.1f}% (untrained {result['ood_untrained'][name]:.1f}%)" in out for name, x in result["ood"].items()
+    )
     with Image.open(out_folder / "typical.png") as picture:
         assert picture.width > 1000
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from vje.data.splits import Splits
     from vje.evaluation.features import Features
+    from vje.methods.method import Method
     from vje.methods.vje import VJE
 
 
@@ -71,15 +72,15 @@ def _show(folder: RunFolder) -> int:
     assert model.preprocessing is not None
     torch.manual_seed(config.run.seed)
     untrained = build_method(config, model.preprocessing).eval()
-    before = knn_of_features(
-        untrained, compute_features(untrained, splits.bank), compute_features(untrained, splits.test)
-    )
-    result["knn_untrained"], result["knn_pixels"] = before, _pixels(splits)
+    its_bank, its_test = (compute_features(untrained, source) for source in (splits.bank, splits.test))
+    result["knn_untrained"] = knn_of_features(untrained, its_bank, its_test)
+    result["knn_pixels"] = _pixels(splits)
     result["data"] = {"name": "digits", "test_images": len(splits.test), "seed": config.run.seed}
     picture = folder.path / "typical.png"
     scores = in_chunks(model, model.statistics, test.z)
     _draw(picture, splits, test, scores["nll"])
     result["ood"] = _strangers(model, scores["nll"])
+    result["ood_untrained"] = _strangers(untrained, in_chunks(untrained, untrained.statistics, its_test.z)["nll"])
     folder.write("evaluation", result)
     _explain(result, scores, folder, picture, model, _report(folder))
     return 0
@@ -93,7 +94,7 @@ def _report(folder: RunFolder) -> Path:
     return write_report(folder, folder.path / "report.html", ReportOptions((folder.path,), device="cpu", workers=0))
 
 
-def _strangers(model: "VJE", nll: "torch.Tensor", count: int = 500) -> dict[str, float]:
+def _strangers(model: "Method", nll: "torch.Tensor", count: int = 500) -> dict[str, float]:
     """AUROC in percent of telling digits from what is no digit, by the likelihood alone."""
     import numpy as np
     import torch
@@ -175,7 +176,9 @@ def _explain(
         f"{result['effective_rank']:.0f} of the {dim} dimensions are\nin real use. The negative log-likelihood, the "
         f"score of how unusual an image is, runs from {low:.0f} for typical\ndigits to {high:.0f} for odd ones."
     )
-    found = ", ".join(f"{name} {value:.1f}%" for name, value in result["ood"].items())
+    found = ", ".join(
+        f"{name} {value:.1f}% (untrained {result['ood_untrained'][name]:.1f}%)" for name, value in result["ood"].items()
+    )
     say(f"\nIs it a digit at all? Told by that score alone (AUROC; 50% is chance): {found}.")
     say(f"\nThe most and least typical digits: {picture}")
     say(f"Everything about the run:          {folder.path}")
