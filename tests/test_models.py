@@ -325,7 +325,7 @@ def test_init_in_a_config_is_a_run_a_file_or_a_name(trained_run, monkeypatch):
     with pytest.raises(UserError, match=r"^--normalization='group' is for torchvision ResNets"):
         method("resnet18", normalization="group")  # what is wrong here is not the name
     vit, large = replace(recipe.encoder, encoder="vit_tiny_patch16_224"), replace(recipe.data, size=32)
-    with pytest.raises(UserError, match=r"no ResNet stem for small images; turn it off \(--no-small-images\)"):
+    with pytest.raises(UserError, match=r"no ResNet stem for small images; turn --small-images off"):
         build_method(replace(recipe, encoder=vit, data=large), PREPROCESSING)
 
     def unreachable(*_, **__):

@@ -130,8 +130,7 @@ def _build_encoder(config: Config, channels: int, pretrained: str | None) -> Enc
     except ValueError as error:  # a name or a combination that only the networks can judge
         unknown = pretrained is not None and isinstance(error, UnknownEncoder)
         not_there = f"--init {pretrained}: there is no run or model of that path, and " if unknown else ""
-        words = _as_options(str(error), ["normalization"]).replace("small_images off", "it off (--no-small-images)")
-        raise UserError(not_there + words) from None
+        raise UserError(not_there + _as_options(str(error), ["normalization", "small_images"])) from None
     except Exception as error:
         if pretrained is None:
             raise

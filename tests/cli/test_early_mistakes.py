@@ -118,3 +118,22 @@ def test_a_run_that_cannot_be_written_to_is_refused_before_it_is_measured(vje, r
     answer = vje(command, run, *(["--id", "digits", "--ood", "x=digits"] if command == "ood" else []))
     assert answer.status == 2 and f"of `vje {command}` go to {run}, which cannot be written to" in answer.err
     assert snapshot(run) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["embed", "{}", "digits"], "z.npz"),
+        (["score", "{}", "digits"], "s.csv"),
+        (["report", "{}", "--points", "0"], "r.html"),
+        (["compare", "{}"], "c.png"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_to_is_told_at_once(vje, run, tmp_path, monkeypatch, words, file):
+    words = [word.replace("{}", str(run)) for word in words]
+    answer = vje(*words, "--out", tmp_path / "nowhere" / file)
+    assert answer.status == 2 and f"nowhere/{file}: there is no folder {tmp_path / 'nowhere'}." in answer.err
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    answer = vje(*words, "--out", tmp_path / file)
+    assert answer.status == 2 and f"{file}: you may not write to {tmp_path}; choose another folder." in answer.err
+    assert not (tmp_path / file).exists()

@@ -153,6 +153,8 @@ def test_zoom_stays_while_colours_change(page, spot):
         page.wait_for_timeout(300)
         if page.evaluate(f"{zoomed}.autorange === false"):
             break
+    else:
+        pytest.fail("the wheel does not zoom")
     page.wait_for_timeout(300)  # the wheel's own delay
     before = page.evaluate(f"{zoomed}.range")
     page.get_by_label("Colour by").select_option(label="NLL")

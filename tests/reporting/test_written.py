@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from vje.errors import UserError
 from vje.reporting.figures import save_figure
 from vje.reporting.html import Html, page
-from vje.reporting.written import check_place, is_page, is_picture, is_record
+from vje.reporting.written import check_own, is_page, is_picture, is_record
 from vje.runs import write_json
 
 GROUPS = [{"name": "cifar10", "runs": ["a"], "values": {}}]
@@ -81,10 +81,8 @@ def test_pictures_of_older_versions_belong_to_the_record_beside_them(picture):
     assert not is_picture(picture)
 
 
-def test_a_place_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
-        check_place(tmp_path / "nowhere" / "x.html", is_page, "page")
-    check_place(tmp_path / "x.html", is_page, "page")
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(UserError, match="you may not write to"):
-        check_place(tmp_path / "x.html", is_page, "page")
+def test_only_what_is_there_and_another_s_is_refused(tmp_path):
+    check_own(tmp_path / "x.html", is_page, "page")
+    (tmp_path / "x.html").write_text("<!doctype html>")
+    with pytest.raises(UserError, match=r"x\.html is there, and is no page that vje wrote"):
+        check_own(tmp_path / "x.html", is_page, "page")

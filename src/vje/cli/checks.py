@@ -30,6 +30,14 @@ def check_model(run: Path) -> None:
         raise UserError(f"{run} is neither a run folder nor a .safetensors file.")
 
 
+def check_parent(option: str, file: Path) -> None:
+    """Refuse a file to write whose folder is not there, or may not be written to."""
+    if not file.parent.is_dir():
+        raise UserError(f"{option} {file}: there is no folder {file.parent}.")
+    if not os.access(file.parent, os.W_OK):
+        raise UserError(f"{option} {file}: you may not write to {file.parent}; choose another folder.")
+
+
 def check_writable(folder: Path, name: str) -> None:
     """Refuse a run folder that the results of a command cannot go to, for commands that do not print all of them."""
     if not os.access(folder, os.W_OK):

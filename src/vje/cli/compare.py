@@ -6,9 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from vje.cli.checks import of_known_methods, open_runs
+from vje.cli.checks import check_parent, of_known_methods, open_runs
 from vje.errors import UserError
-from vje.reporting.written import check_place, is_picture, is_record
+from vje.reporting.written import check_own, is_picture, is_record
 from vje.runs import write_json
 from vje.terminal import print_columns
 
@@ -74,6 +74,7 @@ def _files(out: Path) -> tuple[Path, Path]:
         raise UserError(f"--out {out}: a .png and a .json are written; end it in one of these, or in nothing.")
     place = out.with_suffix("") if ending in (".png", ".json") else out
     picture, record = (place.with_name(f"{place.name}{kind}") for kind in (".png", ".json"))
-    check_place(picture, is_picture, "picture")
-    check_place(record, is_record, "record of a comparison")
+    check_parent("--out", out)
+    check_own(picture, is_picture, "picture")
+    check_own(record, is_record, "record of a comparison")
     return picture, record

@@ -1,5 +1,6 @@
 """``vje demo``: train on scikit-learn's handwritten digits on the CPU, and show what was learned."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -79,8 +80,10 @@ def _show(folder: RunFolder) -> int:
     picture = folder.path / "typical.png"
     scores = in_chunks(model, model.statistics, test.z)
     _draw(picture, splits, test, scores["nll"])
-    result["ood"] = _strangers(model, scores["nll"])
-    result["ood_untrained"] = _strangers(untrained, in_chunks(untrained, untrained.statistics, its_test.z)["nll"])
+    strangers = _strangers()
+    result["ood"] = _told_apart(model, scores["nll"], strangers)
+    its_nll = in_chunks(untrained, untrained.statistics, its_test.z)["nll"]
+    result["ood_untrained"] = _told_apart(untrained, its_nll, strangers)
     folder.write("evaluation", result)
     _explain(result, scores, folder, picture, model, _report(folder))
     return 0
@@ -94,14 +97,12 @@ def _report(folder: RunFolder) -> Path:
     return write_report(folder, folder.path / "report.html", ReportOptions((folder.path,), device="cpu", workers=0))
 
 
-def _strangers(model: "Method", nll: "torch.Tensor", count: int = 500) -> dict[str, float]:
-    """AUROC in percent of telling digits from what is no digit, by the likelihood alone."""
+def _strangers(count: int = 500) -> dict[str, "torch.Tensor"]:
+    """Images that are no digits, by name."""
     import numpy as np
     import torch
     from PIL import Image
     from sklearn.datasets import load_sample_images
-
-    from vje.ood.metrics import auroc
 
     patches = []
     for photo in load_sample_images().images:
@@ -109,11 +110,17 @@ def _strangers(model: "Method", nll: "torch.Tensor", count: int = 500) -> dict[s
         pixels = np.asarray(grey)[: grey.height // 8 * 8, : grey.width // 8 * 8]
         patches.append(pixels.reshape(grey.height // 8, 8, -1, 8).swapaxes(1, 2).reshape(-1, 1, 8, 8))
     rng = np.random.default_rng(0)
-    strangers = {
-        "patches of photographs": np.concatenate(patches)[:count],
-        "noise": rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8),
+    return {
+        "patches of photographs": torch.from_numpy(np.concatenate(patches)[:count]),
+        "noise": torch.from_numpy(rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)),
     }
-    return {name: 100 * auroc(nll, model.score(torch.from_numpy(x))["nll"]) for name, x in strangers.items()}
+
+
+def _told_apart(model: "Method", nll: "torch.Tensor", strangers: Mapping[str, "torch.Tensor"]) -> dict[str, float]:
+    """AUROC in percent of telling digits, whose NLL is given, from other images by the likelihood alone."""
+    from vje.ood.metrics import auroc
+
+    return {name: 100 * auroc(nll, model.score(images)["nll"]) for name, images in strangers.items()}
 
 
 def _pixels(splits: "Splits") -> float:

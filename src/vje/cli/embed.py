@@ -1,14 +1,13 @@
 """``vje embed RUN IMAGES --out FILE``: embeddings, posteriors and statistics for each image."""
 
 import csv
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vje.cli.checks import at_least, check_model
+from vje.cli.checks import at_least, check_model, check_parent
 from vje.cli.rows import valid_unicode
 from vje.cli.subject import Batch, Device, Workers, picked, ready_device
 from vje.errors import UserError, cannot_write
@@ -65,10 +64,7 @@ def _check(options: Options) -> None:
         raise UserError(f"--out {options.out}: the file must end in {', '.join(FORMATS)}.")
     if options.out.exists() and not options.force:
         raise UserError(f"{options.out} exists already: choose another --out, or add --force to replace it.")
-    if not options.out.parent.is_dir():
-        raise UserError(f"--out {options.out}: there is no folder {options.out.parent}.")
-    if not os.access(options.out.parent, os.W_OK):
-        raise UserError(f"--out {options.out}: you may not write to {options.out.parent}; choose another folder.")
+    check_parent("--out", options.out)
     at_least(1, batch=options.batch)
     at_least(0, workers=options.workers)
     check_model(options.run)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vje.cli.checks import at_least, of_known_methods, open_runs
+from vje.cli.checks import at_least, check_parent, of_known_methods, open_runs
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config
 from vje.errors import UserError
 from vje.reporting.records import has_model, no_model
-from vje.reporting.written import check_place, is_page
+from vje.reporting.written import check_own, is_page
 from vje.runs import RunFolder, write_atomically
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def run(arguments: list[str]) -> int:
         raise UserError(f"--out {out} is a folder: name a file, such as {out / 'report.html'}.")
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: the file must end in .html or .htm.")
-    check_place(out, is_page, "page")
+    check_parent("--out", out)
+    check_own(out, is_page, "page")
     if len(folders) == 1 and options.points and has_model(folders[0]):
         _check_data(folders[0], options)
     print(f"Written to {write_report(folders[0], out, options) if len(folders) == 1 else _compare(folders, out)}")

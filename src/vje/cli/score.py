@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vje.cli.checks import at_least, check_model, check_vje
+from vje.cli.checks import at_least, check_model, check_parent, check_vje
 from vje.cli.embed import open_images
 from vje.cli.rows import check_header
 from vje.cli.subject import Batch, Device, Workers, ready_device
@@ -128,8 +128,8 @@ def _check(options: Options) -> None:
     if options.append and (options.force or options.out.suffix != ".csv"):
         raise UserError("--append continues a CSV file: use it with --out FILE.csv, and without --force.")
     for option, file in (("--out", options.file), ("--sheet", options.sheet)):
-        if file is not None and not file.parent.is_dir():
-            raise UserError(f"{option} {file}: there is no folder {file.parent}.")
+        if file is not None:
+            check_parent(option, file)
         if file is not None and file.exists() and not (options.force or options.append):
             further = " --append to go on with it, or" if option == "--out" and file.suffix == ".csv" else ""
             raise UserError(f"{file} exists already: choose another {option}, or add{further} --force to replace it.")

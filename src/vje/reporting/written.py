@@ -1,6 +1,5 @@
 """Pages, records and pictures that vje wrote: a report or a comparison replaces these, and no other file."""
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,18 +15,14 @@ OLDER_PAGES = "default-src &#x27;none&#x27;; script-src &#x27;unsafe-inline&#x27
 """Part of the policy at the head of the pages that name no generator."""
 
 
-def check_place(out: Path, own: Callable[[Path], bool], what: str) -> None:
-    """Refuse a place where a file cannot be written, or where there is one that vje did not write.
+def check_own(out: Path, own: Callable[[Path], bool], what: str) -> None:
+    """Refuse to replace a file that vje did not write.
 
     Args:
         out: file to write.
         own: tells whether vje wrote the file that is there.
         what: the kind of file, in words.
     """
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}.")
-    if not os.access(out.parent, os.W_OK):
-        raise UserError(f"{out}: you may not write to {out.parent}; choose another folder with --out.")
     if out.exists() and not own(out):
         raise UserError(f"{out} is there, and is no {what} that vje wrote: choose another --out, or move it away.")
 
