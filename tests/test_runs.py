@@ -55,7 +55,7 @@ def test_a_folder_that_holds_a_run_is_refused_with_its_progress(run):
     with pytest.raises(UserError, match=r"already holds a run \(2 epochs done\)"):
         RunFolder.create(run.path)
     run.model_file.touch()
-    with pytest.raises(UserError, match=r"already holds a run \(finished\)"):
+    with pytest.raises(UserError, match=r"already holds a run \(finished\)\. Choose another folder with --out\.$"):
         RunFolder.create(run.path)
 
 

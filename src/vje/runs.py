@@ -62,10 +62,9 @@ class RunFolder:
         """Make a new run folder; one that holds a run already is refused."""
         run = cls(path)
         if run.config_file.exists():
-            raise Taken(
-                f"{path} already holds a run ({run.progress()}). Continue it with "
-                f"`{command('vje', 'train', '--resume', path)}`, or choose another folder with --out."
-            )
+            again = f"Continue it with `{command('vje', 'train', '--resume', path)}`, or choose"
+            choose = "Choose" if run.model_file.exists() else again
+            raise Taken(f"{path} already holds a run ({run.progress()}). {choose} another folder with --out.")
         if path.exists() and not path.is_dir():
             raise Taken(f"{path} is a file, and a run needs a folder: choose another with --out.")
         if path.is_dir() and not _is_free(path):
