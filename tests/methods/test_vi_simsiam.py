@@ -317,6 +317,54 @@ def test_the_embedding_is_not_trained_to_give_away_its_concentration(kappa_from,
     assert model.concentration[-1].weight.grad.any()
 
 
+def test_a_share_of_the_concentrations_gradient_goes_on_into_the_embedding():
+    """By the slow reference: the encoder's gradient is what directions alone give it, and that share of kappa's."""
+    slopes = {}
+    for share in (0.0, 0.25, 1.0):
+        model = make(kappa_from="embedding", kappa_gradient=share)
+        output = model(two_views())
+        output.loss.backward()
+        slopes[share] = model.encoder.network[1].weight.grad.clone()
+        assert output.loss.item() == make(kappa_from="embedding")(two_views()).loss.item()
+    assert (slopes[1.0] - slopes[0.0]).norm() > 1e-3 * slopes[0.0].norm() > 0
+    torch.testing.assert_close(slopes[0.25], 0.75 * slopes[0.0] + 0.25 * slopes[1.0])
+
+
+def test_all_of_the_concentrations_gradient_is_that_of_the_loss():
+    """By finite differences of the slow reference, moving what kappa is predicted from and nothing else."""
+    model, views = make(kappa_from="embedding", kappa_gradient=1.0), two_views()
+    nn.init.zeros_(model.predictor[-1].weight)  # so that kappa is the only way to the encoder
+    model(views).loss.backward()
+    weight = model.encoder.network[1].weight
+    direction, start = torch.randn_like(weight), weight.detach().clone()
+    y = [by_hand(model.projector, model.encoder(view).detach().numpy()) for view in views]  # observed: constant
+    kappa_bar = np.mean(reference(model, views)[2])
+
+    def loss(h):
+        weight.data = start + h * direction
+        total = 0.0
+        for own, other in ((0, 1), (1, 0)):
+            mean, kappa = distribution(model, model.encoder(views[own]).detach().numpy(), y[own])
+            total += sum(kl(kappa[b]) - log_density(y[other][b], mean[b], kappa[b]) for b in range(BATCH))
+        return total / (2 * BATCH) / kappa_bar
+
+    slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+    assert (weight.grad * direction).sum().item() == pytest.approx(slope, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kappa_from": "embedding", "kappa_gradient": 1.5}, "from 0 to 1"),
+        ({"kappa_from": "embedding", "kappa_gradient": math.nan}, "from 0 to 1"),
+        ({"kappa_from": "projection", "kappa_gradient": 0.5}, "through the projection all of it"),
+    ],
+)
+def test_a_share_that_is_none_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        make(**options)
+
+
 @pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
 def test_scores_are_those_of_an_embedding_alone(kappa_from):
     model, views = make(kappa_from=kappa_from), two_views()

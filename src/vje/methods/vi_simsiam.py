@@ -127,6 +127,18 @@ def squareplus(x: Tensor) -> Tensor:
     return torch.where(negative, 1 / large, large)  # the formula would subtract large numbers
 
 
+def scaled_gradient(x: Tensor, scale: float) -> Tensor:
+    """The same values, with ``scale`` times the gradient.
+
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> y = scaled_gradient(x, 0.1)
+    >>> y.item(), torch.autograd.grad(y.square(), x)[0].item()
+    (3.0, 0.6000000238418579)
+    """
+    constant = x.detach()
+    return constant + scale * (x - constant) if scale else constant
+
+
 class VISimSiam(Method):
     """VI-SimSiam: SimSiam's predictor gives a distribution of directions, and the other view's is observed.
 
@@ -136,7 +148,9 @@ class VISimSiam(Method):
         layers: Linear layers of the projector (2 on CIFAR, 3 on ImageNet).
         bottleneck: Width of the hidden layer of the predictor, and of a head like it.
         kappa_from: The concentration is predicted from the "projection" by a head like the predictor, or from the
-            "embedding" by a linear layer, without a gradient to it.
+            "embedding" by a linear layer.
+        kappa_gradient: Share of the concentration's gradient that goes on into the embedding, from 0 to 1, where it is
+            predicted from that.
         kl_weight: Weight of the KL divergence to the uniform distribution.
         fixed_predictor_rate: The predictor's learning rate does not decay.
         batch_norm: Batch-norm statistics over both views together, or each on its own.
@@ -161,6 +175,7 @@ class VISimSiam(Method):
         layers: int = 3,
         bottleneck: int = 512,
         kappa_from: KappaFrom = "projection",
+        kappa_gradient: float = 0.0,
         kl_weight: float = 1.0,
         fixed_predictor_rate: bool = True,
         batch_norm: BatchNormViews = "separate",
@@ -173,8 +188,13 @@ class VISimSiam(Method):
             raise ValueError(f"kl_weight must be 0 or more, got {kl_weight}; the default is 1")
         if kappa_from not in get_args(KappaFrom):
             raise ValueError(f"kappa_from must be one of {', '.join(get_args(KappaFrom))}, got {kappa_from!r}")
+        if not 0 <= kappa_gradient <= 1:
+            raise ValueError(f"kappa_gradient must be from 0 to 1, got {kappa_gradient}")
+        if kappa_gradient and kappa_from == "projection":
+            raise ValueError('kappa_gradient is for kappa_from="embedding"; through the projection all of it goes on')
         self.hidden, self.layers, self.bottleneck, self.kl_weight = hidden, layers, bottleneck, kl_weight
-        self.kappa_from, self.fixed_predictor_rate, self.batch_norm = kappa_from, fixed_predictor_rate, batch_norm
+        self.kappa_from, self.kappa_gradient = kappa_from, kappa_gradient
+        self.fixed_predictor_rate, self.batch_norm = fixed_predictor_rate, batch_norm
         self.projector = mlp([self.encoder.dim, *[hidden] * layers], last_norm="plain")
         self.predictor = mlp([hidden, bottleneck, hidden])
         self.concentration = mlp([hidden, bottleneck, 1] if kappa_from == "projection" else [self.encoder.dim, 1])
@@ -185,7 +205,8 @@ class VISimSiam(Method):
         z = self.encode(self.encoder, views)  # [2B, D]
         projection = self.apply_head(self.projector, z)
         prediction = self.apply_head(self.predictor, projection)
-        raw = self.apply_head(self.concentration, projection if self.kappa_from == "projection" else z.detach())
+        seen = projection if self.kappa_from == "projection" else scaled_gradient(z, self.kappa_gradient)
+        raw = self.apply_head(self.concentration, seen)
         with torch.autocast(z.device.type, enabled=False):
             prediction, kappa = at_least_float32(prediction), self._kappa(raw)
             other = at_least_float32(projection.detach()).roll(len(views[0]), 0)
