@@ -7,10 +7,11 @@ was considered: two formulas are less than a dependency, and its log-density has
 Taken here where the paper leaves it open:
 
 - What the concentration kappa is predicted from: the projection, as the mean direction is and by a head of the same
-  form, or the embedding, by a linear layer whose gradient goes no further. Where it went on into the encoder, the
-  embeddings' effective rank fell to 15 in the first epochs and k-NN accuracy stayed behind: at epoch 70 of 200 by six
-  points (CIFAR-10, learning rate 0.12, one seed). The recipes take the embedding, whose OOD scores are like the
-  paper's; the default stays the projection, which is what files from before there was a choice mean.
+  form, or the embedding, by a linear layer whose gradient goes no further unless ``kappa_gradient`` says so. Where it
+  went on into the encoder, the embeddings' effective rank fell to 15 in the first epochs and k-NN accuracy stayed
+  behind: at epoch 70 of 200 by six points (CIFAR-10, learning rate 0.12, one seed); with a warm-up and half that rate
+  it does not. The recipes take the embedding, whose OOD scores are like the paper's; the default stays the
+  projection, which is what files from before there was a choice mean.
 - Kappa is in units of D - 1: a prediction that is right up to a cosine c wants up to (D - 1) c / (1 - c), thousands at
   D = 2048. What makes the layer's output positive is a softplus; from the embedding, whose length makes SGD's first
   steps long, :func:`squareplus`, whose slope lets kappa come back (with a softplus it stayed at its floor: digits, six
