@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -163,6 +164,27 @@ def test_a_mistake_in_a_table_of_ones_own_is_told_by_a_dry_run(tmp_path, declara
     declaration.write_text(declaration.read_text().replace("nu = 3.0", "nu = -3.0"))
     answer = vje("reproduce", declaration, "--dry-run", "--out", tmp_path)
     assert answer.status == 2 and "pair.toml: row 3, column k-NN: --nu must be positive" in answer.err
+
+
+def test_geometry_of_another_method_is_told_by_a_dry_run(tmp_path, declaration, vje):
+    text = declaration.read_text().replace("evaluation:knn.z", "geometry:spearman.margin.variance")
+    declaration.write_text(text)
+    assert vje("reproduce", declaration, "--dry-run", "--out", tmp_path).status == 0
+    declaration.write_text(text.replace('recipe = "digits"', 'recipe = "digits-simsiam"'))
+    answer = vje("reproduce", declaration, "--dry-run", "--out", tmp_path)
+    assert answer.status == 2 and "`vje geometry` is for VJE runs" in answer.err and "digits-simsiam" in answer.err
+
+
+def test_data_without_training_images_is_told_by_a_dry_run(tmp_path, declaration, vje):
+    np.savez(tmp_path / "tiny.npz", test_images=np.zeros((40, 8, 8, 3), np.uint8))
+    file = tmp_path / "other.toml"
+    file.write_text(
+        f"about = 'mine'\nepochs = 1\ncolumns = [{{ name = 'c', value = 'evaluation:knn.z' }}]\n"
+        f"[[rows]]\nname = 'a'\nrecipe = 'folder'\noptions = {{ data = '{tmp_path / 'tiny.npz'}' }}"
+    )
+    answer = vje("reproduce", file, "--dry-run", "--out", tmp_path / "out")
+    assert answer.status == 0 and "0 of 3 runs to train" in answer.out
+    assert "3 runs are left out" in answer.out and "no training images" in " ".join(answer.out.split())
 
 
 def test_ood_sets_that_are_missing_are_named_before_anything_is_trained(tmp_path, vje, monkeypatch):

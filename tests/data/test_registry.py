@@ -282,3 +282,19 @@ def test_torchvision_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert raw.train is not None
         assert np.array_equal(np.asarray(raw.train.image(1, 3)), images(2)[1])
         assert (labels_of(raw.test), raw.train.classes) == ([0, 1, 0], ["zero", "one"])
+
+
+def test_a_zip_file_with_a_broken_directory_is_told_without_reading_images(tmp_path):
+    np.savez(tmp_path / "data.npz", train_images=np.zeros((3, 4, 4, 3), np.uint8))
+    whole = bytearray((tmp_path / "data.npz").read_bytes())
+    whole[whole.rindex(b"PK\x01\x02")] = 0  # the directory's first entry; the end record, which says "zip", is whole
+    (tmp_path / "data.npz").write_bytes(whole)
+    with pytest.raises(UserError, match="not a whole"):
+        check_data(str(tmp_path / "data.npz"), tmp_path)
+
+
+def test_what_is_trained_on_needs_training_images_and_what_is_scored_does_not(tmp_path):
+    np.savez(tmp_path / "data.npz", test_images=np.zeros((3, 4, 4, 3), np.uint8))
+    check_data(str(tmp_path / "data.npz"), tmp_path)
+    with pytest.raises(UserError, match="no training images"):
+        check_data(str(tmp_path / "data.npz"), tmp_path, training=True)

@@ -159,7 +159,7 @@ def _check_surroundings(config: Config) -> None:
 
     if config.run.tensorboard and find_spec("tensorboard") is None:
         raise UserError("--tensorboard needs TensorBoard: pip install 'vje[tensorboard]'.")
-    check_data(config.data.data, config.data.data_dir)
+    check_data(config.data.data, config.data.data_dir, training=True)
 
 
 def _check_changes(stored: Config, config: Config, extend: bool, done: int) -> None:

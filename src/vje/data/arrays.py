@@ -21,6 +21,7 @@ _CONVENTION = (
     "train_images, test_images, val_images or, without a split, images (uint8, [N, H, W] or [N, H, W, C]), and "
     "optionally train_labels, test_labels, val_labels or labels, and classes (their names)"
 )
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, AttributeError)
 
 
 def load_npz(path: Path) -> dict[str, ImageSource]:
@@ -36,8 +37,8 @@ def load_npz(path: Path) -> dict[str, ImageSource]:
             arrays = {key: _read(archive, key, path) for key in wanted if key in archive.files}
     except UserError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, AttributeError) as error:
-        raise UserError(f"cannot read {path}: it is not a whole .npz file; write it again with numpy.savez") from error
+    except _DAMAGE as error:
+        raise _damaged(path) from error
     labels = {split: _plain(arrays[pair[1]], path) if pair[1] in arrays else None for split, pair in keys.items()}
     labels, classes = _number_names(labels)
     if classes is None and "classes" in arrays:
@@ -46,6 +47,20 @@ def load_npz(path: Path) -> dict[str, ImageSource]:
         split: ArraySource(arrays[pair[0]], labels[split], classes, f"{path.name}: {pair[0]}")
         for split, pair in keys.items()
     }
+
+
+def splits_inside(path: Path) -> list[str]:
+    """The names of the splits in a ``.npz`` file, without reading any; of a file without usable arrays, the error."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+    except _DAMAGE as error:
+        raise _damaged(path) from error
+    return list(_choose(names, path))
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"cannot read {path}: it is not a whole .npz file; write it again with numpy.savez")
 
 
 def _choose(present: list[str], path: Path) -> dict[str, tuple[str, str]]:

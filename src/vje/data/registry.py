@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vje.data.arrays import load_npz
+from vje.data.arrays import load_npz, splits_inside
 from vje.data.folders import holds_images, no_images, scan_folder, walk
 from vje.data.labels import read_labels
 from vje.data.sources import ArraySource, FolderSource, ImageSource
@@ -79,13 +79,16 @@ def open_data(data: str, data_dir: Path, labels: Path | None = None) -> RawSplit
     return raw if labels is None else _with_labels(raw, labels)
 
 
-def check_data(data: str, data_dir: Path, remedy: str = "--data FOLDER or --data-dir") -> None:
+def check_data(
+    data: str, data_dir: Path, remedy: str = "--data FOLDER or --data-dir", training: bool = False
+) -> None:
     """Raise the errors that can be known without reading any image: unknown name, missing path, empty folder.
 
     Args:
         data: a name or a path.
         data_dir: where named sets lie.
         remedy: the options of a command that say where images are.
+        training: whether there must be images to train on.
     """
     _, place = _resolve(data, data_dir, remedy)
     if place is not None and place.is_dir() and not holds_images(place):
@@ -94,6 +97,13 @@ def check_data(data: str, data_dir: Path, remedy: str = "--data FOLDER or --data
         raise UserError(
             f"{place} is not a .npz file; write it with numpy.savez(path, train_images=..., train_labels=...)"
         )
+    if place is not None and place.is_file() and "train" not in splits_inside(place) and training:
+        raise no_training_images(str(place))
+
+
+def no_training_images(where: str) -> UserError:
+    """What to say of data that has other images only."""
+    return UserError(f"{where} has no training images (an array train_images or a folder train); it can only be scored")
 
 
 def _with_known_classes(raw: RawSplits) -> RawSplits:

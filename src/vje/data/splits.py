@@ -11,7 +11,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from vje.data.registry import RawSplits
+from vje.data.registry import RawSplits, no_training_images
 from vje.data.sources import ImageSource
 from vje.errors import UserError
 
@@ -78,9 +78,7 @@ def apply_split(raw: RawSplits, held_out_names: Collection[str] | None) -> Split
 
 def _training_images(raw: RawSplits) -> ImageSource:
     if raw.train is None:
-        raise UserError(
-            f"{raw.name} has no training images (an array train_images or a folder train); it can only be scored"
-        )
+        raise no_training_images(raw.name)
     if len(raw.train) < 2:
         raise UserError(f"{raw.name} has {len(raw.train)} image for training; at least 2 are needed")
     return raw.train

@@ -47,6 +47,10 @@ def plan(experiment: Experiment, scale: Scale, out: Path, data_dir: Path | None,
     for cell in experiment.every_cell():
         commands = [COMMANDS[file] for file in cell.files() if file in COMMANDS]
         commands += [PICTURES[experiment.picture]] if experiment.kind == "picture" else []
+        if "geometry" in commands and method_of(cell.recipe) != "vje":
+            raise UserError(
+                f"{cell.where}: `vje geometry` is for VJE runs, and recipe {cell.recipe} is of another method."
+            )
         for run in _runs(cell, scale, thorough):
             wanted.setdefault(run, {}).update(dict.fromkeys(commands))
     _check_names(wanted)
@@ -128,7 +132,7 @@ def _job(
         obstacle = f"their data sets are not among --only {' '.join(only)}"
     elif steps:
         try:
-            check_data(run.data(), run.data_dir(data_dir), remedy="--data-dir")
+            check_data(run.data(), run.data_dir(data_dir), "--data-dir", training="train" in steps)
         except UserError as error:
             obstacle = str(error)
     return Job(run, folder, state, steps, obstacle)
