@@ -79,9 +79,7 @@ def open_data(data: str, data_dir: Path, labels: Path | None = None) -> RawSplit
     return raw if labels is None else _with_labels(raw, labels)
 
 
-def check_data(
-    data: str, data_dir: Path, remedy: str = "--data FOLDER or --data-dir", training: bool = False
-) -> None:
+def check_data(data: str, data_dir: Path, remedy: str = "--data FOLDER or --data-dir", training: bool = False) -> None:
     """Raise the errors that can be known without reading any image: unknown name, missing path, empty folder.
 
     Args:
