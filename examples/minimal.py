@@ -1,8 +1,8 @@
 """Variational Joint Embedding on CIFAR-10, in one page: python examples/minimal.py [--epochs 200].
 
 The whole method with the public API and nothing else: two views, a posterior for each, the likelihood of the other
-view's embedding, a KL term, an EMA target; then k-NN, and the score of an image. `vje train cifar10-ema` does the same
-faster, and can be interrupted and resumed.
+view's embedding, a KL term, an EMA target; then k-NN, and the score of an image. `vje train cifar10-ema` does this
+faster, with a target whose momentum starts at 0.99, and can be interrupted and resumed.
 """
 
 import argparse

@@ -129,3 +129,15 @@ def test_what_cannot_be_is_refused(change, words):
 def test_images_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match=r"must be \[B, C, H, W\] with 1 or 3 channels, got \("):
         prepare(8, 8).fit(torch.zeros(shape, dtype=torch.uint8))
+
+
+def test_statistics_that_are_not_of_pixels_from_zero_to_one_are_refused():
+    for mean, std in (([0.5], [0.0]), ([127.0], [60.0]), ([0.5], [-0.1]), ([float("nan")], [0.2])):
+        with pytest.raises(ValueError, match="pixels from 0 to 1"):
+            Preprocessing(8, 8, 1, mean, std)
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_floats_are_not_fitted_as_if_they_were_bytes(size):
+    with pytest.raises(ValueError, match="must be uint8, 0 to 255, got torch"):
+        prepare(8, 8, 1).fit(torch.rand(2, 1, size, size))

@@ -157,3 +157,9 @@ def test_a_gpu_draws_the_same_numbers():
     on_cpu = Draws(1, 2, torch.arange(64))
     assert torch.equal(on_gpu.uniform(Stream.VIEW_1, 50).cpu(), on_cpu.uniform(Stream.VIEW_1, 50))
     torch.testing.assert_close(on_gpu.normal(Stream.VIEW_1, 50).cpu(), on_cpu.normal(Stream.VIEW_1, 50))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_would_be_another(seed):
+    with pytest.raises(ValueError, match="a seed is from 0 to 4294967295"):
+        Draws(seed, 0, torch.arange(2))

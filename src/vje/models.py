@@ -83,6 +83,10 @@ def save_model(model: "Method", path: str | Path) -> Path:
     """Write a model's weights and description; see :meth:`Method.save`."""
     from vje.evaluation.features import weights_fingerprint
 
+    if Path(path).suffix in (".pt", ".pth", ".ckpt", ".bin"):
+        raise UserError(
+            f"models are saved as safetensors: give a folder, or a name like {Path(path).stem}.safetensors."
+        )
     file = Path(path) if str(path).endswith(".safetensors") else Path(path) / "model.safetensors"
     description = describe(model) | {"weights": weights_fingerprint(model)[:16]}  # what is measured of it says the same
     weights = {name: x.detach().cpu().contiguous().clone() for name, x in model.state_dict().items()}

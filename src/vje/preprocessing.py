@@ -41,6 +41,13 @@ class Preprocessing:
             raise ValueError(f"crop must be between 1 and size={self.size}, got {self.crop}")
         if not len(self.mean) == len(self.std) == self.channels:
             raise ValueError(f"mean and std need {self.channels} values each, got {self.mean} and {self.std}")
+        for name in ("mean", "std"):  # from tensors and arrays too
+            object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
+        if not all(0 <= x <= 1 for x in self.mean) or not all(0 < x <= 1 for x in self.std):
+            raise ValueError(
+                f"mean and std are of pixels from 0 to 1, std above 0, got {self.mean} and {self.std}: divide those of "
+                "pixels from 0 to 255 by 255"
+            )
 
     def fit(self, images: Tensor) -> Tensor:
         """Bring uint8 images ``[B, C, H, W]`` of one size to ``[B, channels, crop, crop]``, still uint8.
@@ -48,6 +55,8 @@ class Preprocessing:
         The same pixels as from :func:`vje.resize.fit_image`, on the images' own device; those that are to be resized go
         through the CPU on the way.
         """
+        if images.dtype != torch.uint8:
+            raise ValueError(f"images must be uint8, 0 to 255, got {images.dtype}")
         if images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
             raise ValueError(f"images must be [B, C, H, W] with 1 or 3 channels, got {tuple(images.shape)}")
         if images.shape[1] > self.channels:
@@ -68,7 +77,7 @@ class Preprocessing:
 
     def normalize(self, images: Tensor) -> Tensor:
         """Uint8 images, or floats in [0, 1], to normalised float32."""
-        mean, std = (torch.tensor(x, device=images.device).view(-1, 1, 1) for x in (tuple(self.mean), tuple(self.std)))
+        mean, std = (torch.tensor(x, device=images.device).view(-1, 1, 1) for x in (self.mean, self.std))
         scaled = images.float() / 255 if images.dtype == torch.uint8 else images
         return (scaled - mean) / std
 

@@ -46,6 +46,10 @@ class Draws:
     step: Tensor | int
     positions: Tensor
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= _MASK:
+            raise ValueError(f"a seed is from 0 to {_MASK}, got {self.seed}")
+
     def uniform(self, stream: int, count: int) -> Tensor:
         """Uniform float32 numbers in [0, 1), shape ``[B, count]``."""
         return _to_unit(self._words(stream, count))[:, :count]

@@ -495,3 +495,19 @@ def test_pixels_that_are_not_bytes_are_refused(dtype):
     """Floats may go up to 1 or to 255, and one of these would be nearly black."""
     with pytest.raises(ValueError, match=f"images must be uint8, 0 to 255, .* got {dtype}"):
         Augmentation(size=8)(torch.ones(2, 3, 8, 8, dtype=dtype), draws(2), Stream.VIEW_1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"flip": 2.0}, "flip is a probability"), ({"blur": -0.1}, "blur is a prob"), ({"blur_kernel": 4}, "must be odd")],
+)
+def test_what_no_augmentation_can_be(options, words):
+    with pytest.raises(ValueError, match=words):
+        Augmentation(size=8, **options)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 8, 8), (2, 4, 8, 8), (3, 8, 8)])
+def test_images_of_other_channels_are_refused_in_words(shape):
+    draws = Draws(0, 0, torch.arange(shape[0]))
+    with pytest.raises(ValueError, match="with 1 or 3 channels"):
+        Augmentation(size=8)(torch.zeros(shape, dtype=torch.uint8), draws, 0)

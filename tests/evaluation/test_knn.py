@@ -1,5 +1,7 @@
 """Weighted k-NN against a slow implementation in float64 and against scikit-learn."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -173,7 +175,30 @@ def test_mistakes():
         knn_accuracy(features, labels, features[:0], labels[:0])
     with pytest.raises(UserError, match="at least one training image"):
         knn_accuracy(features[:0], labels[:0], features, labels)
-    with pytest.raises(ValueError, match="3 features and 2 labels in the bank"):
-        knn_accuracy(features, labels[:2], features, labels)
-    with pytest.raises(ValueError, match="3 queries and 1 labels"):
-        knn_accuracy(features, labels, features, labels[:1])
+    for of_bank, of_queries in (
+        (labels[:2], labels),
+        (labels, labels[:1]),
+        (labels[:, None], labels),
+        (labels, labels[:, None]),
+    ):
+        with pytest.raises(UserError, match="and as many classes"):
+            knn_accuracy(features, of_bank, features, of_queries)
+    with pytest.raises(UserError, match="features of one width, got 2 and 3"):
+        knn_accuracy(features, labels, features[:, :2], labels)
+    for broken in (math.nan, math.inf):
+        other = features.clone()
+        other[1, 2] = broken
+        with pytest.raises(UserError, match="1 of 3 training images"):
+            knn_accuracy(other, labels, features, labels)
+        with pytest.raises(UserError, match="1 of 3 test images"):
+            knn_accuracy(features, labels, other, labels)
+    for temperature in (0.0, -0.07, math.nan):
+        with pytest.raises(UserError, match="positive temperature"):
+            knn_accuracy(features, labels, features, labels, temperature=temperature)
+
+
+def test_arrays_are_taken_as_tensors_are():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 5)).astype(np.float32), rng.integers(0, 3, 40)
+    expected = knn_accuracy(*map(torch.from_numpy, (x[:30], y[:30], x[30:], y[30:])), k=5)
+    assert knn_accuracy(x[:30], y[:30], x[30:], y[30:], k=5) == expected

@@ -4,12 +4,16 @@ import copy
 import inspect
 import json
 import sys
+import warnings
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import vje
 from vje.config import read_config, to_dict
+from vje.errors import UserError
 from vje.methods import find_method, method_names
 from vje.networks.encoders import build_encoder
 from vje.random import Draws
@@ -230,3 +234,83 @@ def test_there_is_a_recipe_for_every_data_set_that_survives_json(name, data):
     config.check()
     assert config.method == name and method_about(name)
     assert read_config(json.loads(json.dumps(finite(to_dict(config)))), "config.json") == config
+
+
+def test_views_of_different_images_are_refused(model):
+    if model.views == 1:
+        pytest.skip("it has one view")
+    (first, second), draws, labels = inputs(model)
+    for unlike in (None, draws):
+        with pytest.raises(ValueError, match="the same images, got 6 and 3"):
+            model([first, second[:3]], unlike, labels)
+
+
+def test_batch_norm_that_is_neither_is_refused(name):
+    if "batch_norm" not in find_method(name).settings():
+        pytest.skip("it has one view")
+    with pytest.raises(ValueError, match="batch_norm must be one of joint, separate, got 'Joint'"):
+        find_method(name)("resnet8", batch_norm="Joint")
+
+
+def test_settings_from_numpy_and_torch_are_saved_as_numbers(tmp_path):
+    pixels = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for kind in (torch.Tensor.float, torch.Tensor.double, lambda x: x.numpy(), lambda x: x.double().numpy()):
+        mean, std = kind(pixels.mean((0, 2, 3))), kind(pixels.std((0, 2, 3)))
+        preprocessing = vje.Preprocessing(8, 8, 3, mean, std)
+        model = vje.VJE("resnet8", nu=np.float32(1.5), beta=torch.tensor(0.5), preprocessing=preprocessing).eval()
+        model.save(tmp_path / "model")
+        again = vje.load(tmp_path / "model")
+        assert (again.nu, again.beta) == (1.5, 0.5)
+        assert again.preprocessing.mean == tuple(float(x) for x in mean)
+        images = (pixels * 255).to(torch.uint8)
+        assert torch.equal(again.score(images)["nll"], model.score(images)["nll"])
+
+
+def test_an_encoder_must_say_and_keep_its_width():
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(TypeError, match=r"vje.Encoder\(network, dim\)"):
+        vje.VJE(pooled)
+    images = torch.randn(4, 3, 8, 8)
+    for network, gives in ((pooled, r"\[4, 3\]"), (nn.Identity(), r"\[4, 3, 8, 8\]")):
+        with pytest.raises(ValueError, match=rf"gives {gives} and not \[B, 8\]"):
+            vje.VJE(vje.Encoder(network, 8)).embed(images)
+    assert vje.VJE(vje.Encoder(pooled, 3), ratio=1.0).embed(images).shape == (4, 3)
+
+
+def test_what_is_no_batch_of_images_is_refused_in_words():
+    model = vje.VJE("resnet8", preprocessing=vje.Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval()
+    for images in ([], "photo.png", [torch.zeros(3, 8, 8)]):
+        with pytest.raises(TypeError, match=r"vje\.ood\.Detector takes"):
+            model.score(images)
+    with pytest.raises(ValueError, match=r"must be \[B, C, H, W\], got \[3, 8, 8\]"):
+        model.score(torch.zeros(3, 8, 8))
+    with pytest.raises(ValueError, match="takes 3 channels, and the images have 1"):
+        model.score(torch.randn(2, 1, 8, 8))
+    with pytest.warns(UserWarning, match=r"images of \[9, 8\] pixels, and the model's have 8 x 8") as caught:
+        model.score(torch.randn(2, 3, 9, 8))
+    assert caught[0].filename == __file__
+    with pytest.raises(UserError, match=r"a name like model\.safetensors"):
+        model.save("model.pt")
+
+
+def test_scores_in_training_mode_are_warned_of_and_training_is_not():
+    model = vje.VJE("resnet8", preprocessing=vje.Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3))
+    images = torch.randn(4, 3, 8, 8)
+    with pytest.warns(UserWarning, match=r"call model.eval\(\) first") as caught:
+        model.score(images)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.embed(images)  # with gradients: part of a loop of somebody's own
+        model.eval().score(images)
+
+
+def test_uint8_images_in_a_double_model_and_no_half_ones():
+    model = vje.VJE("resnet8", preprocessing=vje.Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3)).eval()
+    images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    expected = model.score(images)["nll"]
+    found = copy.deepcopy(model).double().score(images)["nll"]
+    assert found.dtype == torch.float64 and torch.allclose(found.float(), expected, rtol=1e-4, atol=1e-3)
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(TypeError, match="likelihoods need float32"):
+            copy.deepcopy(model).to(dtype).score(images)

@@ -1,6 +1,7 @@
 """Feature-space detectors against scikit-learn, scipy, brute force and numbers worked out by hand."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -296,6 +297,69 @@ def test_linear_classifier_separates_what_is_separable_and_is_deterministic():
     assert torch.equal(first.weight, second.weight)
     assert torch.equal(first.bias, second.bias)
     assert (y.unique()[first.logits(x).argmax(1)] == y).all()
+
+
+def test_features_that_go_together_are_told_apart_and_what_is_left_is_warned_of():
+    """The optimum by Newton's method on the whole Hessian, where plain L-BFGS would take thousands of iterations."""
+    rng = np.random.default_rng(0)
+    mixing = np.linalg.qr(rng.normal(size=(12, 12)))[0] * np.logspace(0, -4, 12)
+    x = rng.normal(size=(200, 12)) @ mixing @ rng.normal(size=(12, 12))
+    y = (x @ rng.normal(size=12) + 0.3 * rng.normal(size=200) * x.std() > 0).astype(np.int64)
+    scaled, decay = (x - x.mean(0)) / x.std(0), 1e-4
+    design, theta = (
+        np.hstack([scaled, np.ones((200, 1))]),
+        np.zeros(13),
+    )  # of the difference of the logits
+    penalty = np.diag([decay / 2] * 12 + [0.0])  # on V and -V: half of the difference each
+    for _ in range(60):
+        p = 1 / (1 + np.exp(-design @ theta))
+        slope = design.T @ (p - y) / 200 + penalty @ theta
+        theta -= np.linalg.solve((design.T * (p * (1 - p))) @ design / 200 + penalty, slope)
+    assert np.abs(slope).max() < 1e-12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logits = fit_linear(x, y).logits(torch.from_numpy(x))
+    np.testing.assert_allclose((logits[:, 1] - logits[:, 0]).numpy(), design @ theta, rtol=1e-5, atol=1e-5)
+    with pytest.warns(UserWarning, match="has not converged after 2 iterations"):
+        fit_linear(x, y, max_iterations=2)
+
+
+def test_vims_origin_does_not_hang_on_rounding():
+    """A fitted softmax's rows sum to zero but for rounding; the pseudo-inverse must not invert that."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 600)
+    x = rng.normal(size=(4, 20))[y] * 2 + rng.normal(size=(600, 20))
+    queries, order = rng.normal(size=(3, 20)) * 3, rng.permutation(600)
+    found = [
+        ViM().fit(a, b).score(q)
+        for a, b, q in ((x, y, queries), (x[order], y[order], queries), (3 * x, y, 3 * queries))
+    ]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-5)
+    fitted = ViM().fit(x, y).fitted
+    u, s, v = np.linalg.svd(fitted["weight"].numpy(), full_matrices=False)
+    expected = -(v[:3].T / s[:3]) @ u[:, :3].T @ fitted["bias"].numpy()  # three directions tell four classes apart
+    np.testing.assert_allclose(fitted["origin"].numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: KNN(2.0), "whole number of neighbours"),
+        (lambda: KNN(math.nan), "whole number of neighbours"),
+        (lambda: ViM(2.5), "whole number of dimensions"),
+        (lambda: Mahalanobis(ridge=-1), "ridge of 0 or more"),
+        (lambda: Mahalanobis(ridge=math.nan), "ridge of 0 or more"),
+        (lambda: Mahalanobis(ridge=0).fit(torch.randn(5, 20)), "5 rows of 20.*larger ridge"),
+        (lambda: ViM().fit(torch.zeros(50, 20), torch.arange(50) % 2), "do not vary"),
+        (lambda: Energy(LinearClassifier(torch.eye(2), torch.zeros(2))), "a classifier is classifier="),
+        (lambda: ReAct(LinearClassifier(torch.eye(2), torch.zeros(2))), "a classifier is classifier="),
+        (lambda: MSP(torch.nn.Linear(2, 2, bias=False)), "weight .* and a bias"),
+    ],
+)
+def test_what_a_detector_cannot_be_made_or_fitted_with(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
 
 
 def test_linear_classifier_can_be_fitted_where_gradients_are_off():

@@ -359,3 +359,32 @@ def test_a_calibration_brings_its_views(run: Path) -> None:
     with pytest.raises(UserError, match=r"was made with views 'ten': use these, or calibrate again"):
         ImageDetector.from_run(run, "cpu", views="one")
     assert ImageDetector.from_run(run, "cpu", calibrated=False, views="one").views == "one"
+
+
+def test_views_of_no_name_are_refused() -> None:
+    for views in ("Ten", "none", None):
+        with pytest.raises(UserError, match="views must be one of one, mirror, ten"):
+            ImageDetector(make_model(), views=views)  # type: ignore[arg-type]
+
+
+def test_a_model_that_was_trained_on_is_evaluated_all_the_same() -> None:
+    detector, images = ImageDetector(make_model()), pixels(20)
+    expected = detector.score(images)
+    detector.model.train()
+    assert close(detector.score(images), expected)
+    assert close(detector.score(images[:3]), {name: x[:3] for name, x in expected.items()})
+
+
+def test_p_values_of_other_weights_than_were_calibrated_are_refused() -> None:
+    detector, images = ImageDetector(make_model()), pixels(20)
+    detector.calibrate(images)
+    expected = detector.score(images)
+    with torch.no_grad():
+        weight = next(detector.model.inference.parameters())
+        weight.mul_(2)
+        with pytest.raises(UserError, match="weights have changed"):
+            detector.score(images)
+        weight.div_(2)  # as they were
+    assert close(detector.score(images), expected)
+    detector.model.double().float()  # other memory, the same weights
+    assert close(detector.score(images), expected)

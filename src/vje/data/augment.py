@@ -66,6 +66,13 @@ class Augmentation:
     blur_kernel: int = 3
     solarize: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("flip", "jitter", "grayscale", "blur", "solarize"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a probability, from 0 to 1, got {getattr(self, name)}")
+        if self.blur_kernel < 1 or self.blur_kernel % 2 == 0:
+            raise ValueError(f"blur_kernel must be odd, so that a pixel is in its middle, got {self.blur_kernel}")
+
     def __call__(self, images: Tensor, draws: Draws, stream: int, cropped: bool = False) -> Tensor:
         """Augment a batch.
 
@@ -82,6 +89,8 @@ class Augmentation:
             raise ValueError(
                 f"images must be uint8, 0 to 255, as they are augmented before anything else; got {images.dtype}"
             )
+        if images.dim() != 4 or images.shape[1] not in (1, 3):
+            raise ValueError(f"images must be [B, C, H, W] with 1 or 3 channels, got {list(images.shape)}")
         numbers = draws.uniform(stream, sum(_DRAWS.values())).split(list(_DRAWS.values()), 1)
         u = dict(zip(_DRAWS, numbers, strict=True))  # [B, count] each
         x = images.float() / 255

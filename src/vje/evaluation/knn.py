@@ -1,12 +1,16 @@
 """Weighted k-nearest-neighbour classification, the yardstick of frozen representations."""
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from vje.errors import UserError
 from vje.evaluation.usual import USUAL_K
 
+Numbers = Tensor | NDArray[Any]
 CHUNK = 2**26
 """Similarities held in memory at a time."""
 _ROWS = 8192
@@ -14,10 +18,10 @@ _ROWS = 8192
 
 
 def knn_accuracy(
-    bank: Tensor,
-    bank_labels: Tensor,
-    queries: Tensor,
-    query_labels: Tensor,
+    bank: Numbers,
+    bank_labels: Numbers,
+    queries: Numbers,
+    query_labels: Numbers,
     k: int = USUAL_K,
     temperature: float = 0.07,
 ) -> float:
@@ -26,7 +30,7 @@ def knn_accuracy(
     Neighbours are nearest in cosine similarity, and each votes with weight exp(similarity / temperature).
 
     Args:
-        bank: features of the training images, ``[N, D]``.
+        bank: features of the training images, ``[N, D]``; a tensor or an array, as the others.
         bank_labels: their classes, int64 ``[N]``.
         queries: features of the test images, ``[M, D]``.
         query_labels: their classes, int64 ``[M]``.
@@ -37,22 +41,20 @@ def knn_accuracy(
     >>> knn_accuracy(bank, torch.tensor([0, 1]), torch.tensor([[2.0, 0.1]]), torch.tensor([0]), k=1)
     100.0
     """
-    if not len(queries):
-        raise UserError("k-NN needs at least one test image.")
-    if len(queries) != len(query_labels):
-        raise ValueError(f"{len(queries)} queries and {len(query_labels)} labels")
+    queries, query_labels = _checked("test", queries, query_labels)
     predicted = knn_predict(bank, bank_labels, queries, k, temperature)
     return 100.0 * float((predicted == query_labels).double().mean())
 
 
-def knn_predict(bank: Tensor, bank_labels: Tensor, queries: Tensor, k: int, temperature: float) -> Tensor:
+def knn_predict(bank: Numbers, bank_labels: Numbers, queries: Tensor, k: int, temperature: float) -> Tensor:
     """Predicted classes ``[M]``; arguments as for :func:`knn_accuracy`. Memory does not grow with the data set."""
     if not k > 0:
         raise UserError(f"k-NN needs at least one neighbour, got k={k}.")
-    if not len(bank):
-        raise UserError("k-NN needs at least one training image.")
-    if len(bank) != len(bank_labels):
-        raise ValueError(f"{len(bank)} features and {len(bank_labels)} labels in the bank")
+    if not temperature > 0:
+        raise UserError(f"k-NN needs a positive temperature, got {temperature}.")
+    bank, bank_labels = _checked("training", bank, bank_labels)
+    if queries.shape[1:] != bank.shape[1:]:
+        raise UserError(f"k-NN compares features of one width, got {queries.shape[1]} and {bank.shape[1]} dimensions.")
     k = min(k, len(bank))
     classes, bank_labels = bank_labels.unique(return_inverse=True)  # class numbers may be far apart
     directions = Directions(bank)
@@ -65,6 +67,22 @@ def knn_predict(bank: Tensor, bank_labels: Tensor, queries: Tensor, k: int, temp
         votes.scatter_add_(1, bank_labels[nearest], weights)
         predictions.append(classes[votes.argmax(1)])
     return torch.cat(predictions)
+
+
+def _checked(which: str, features: Numbers, labels: Numbers) -> tuple[Tensor, Tensor]:
+    """Features ``[N, D]`` and classes ``[N]`` as tensors; what would be compared wrongly is refused."""
+    features, labels = torch.as_tensor(features), torch.as_tensor(labels)
+    if not len(features):
+        raise UserError(f"k-NN needs at least one {which} image.")
+    if features.dim() != 2 or labels.shape != features.shape[:1]:
+        raise UserError(
+            f"k-NN needs {which} features [N, D] and as many classes [N], got {list(features.shape)} and "
+            f"{list(labels.shape)}."
+        )
+    broken = int((~features.isfinite()).any(1).sum())
+    if broken:
+        raise UserError(f"k-NN cannot compare NaN or infinite features: {broken} of {len(features)} {which} images.")
+    return features, labels
 
 
 class Directions:

@@ -1,12 +1,12 @@
 """The contract between a training method and the trainer, which knows nothing else about it."""
 
 import inspect
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -15,10 +15,15 @@ from vje.likelihood import at_least_float32
 from vje.networks.encoders import Encoder, build_encoder
 from vje.preprocessing import Preprocessing
 from vje.random import Draws, Stream
+from vje.warn import warn
 
 RAW_PIXELS = (
     "float images are taken to be normalised already, and these have no value below 0, as if they were pixels: give "
     "uint8 images, or model.preprocessing.normalize(images) for floats between 0 and 1"
+)
+TRAINING_MODE = (
+    "the model is in training mode, in which batch norm judges an image by the others beside it, and learns from them: "
+    "call model.eval() first"
 )
 BatchNormViews = Literal["joint", "separate"]
 
@@ -72,7 +77,6 @@ class Method(nn.Module, ABC):
         views: how many views of each image it wants, at most 2.
         target_momentum: of the moving-average encoder at the start.
         momentum_rises: whether it rises to 1 on a cosine, or stays.
-        batch_norm: "joint" statistics (one pass over all views) or "separate" ones (a pass each).
         groups: equal parts that it divides the images of a step into.
         quantities: words for what :meth:`statistics` and a step's parts report, by name, where the name is not enough.
     """
@@ -83,11 +87,16 @@ class Method(nn.Module, ABC):
     momentum_rises: ClassVar[bool] = True
     quantities: ClassVar[Mapping[str, Quantity]] = {}
     target_momentum: float = 1.0
-    batch_norm: BatchNormViews = "joint"
     groups: int = 1
+    _batch_norm: BatchNormViews = "joint"
 
     def __init__(self, encoder: Encoder | str, preprocessing: Preprocessing | None = None) -> None:
         super().__init__()
+        if isinstance(encoder, nn.Module) and not hasattr(encoder, "dim"):
+            raise TypeError(
+                f"{type(self).__name__} needs to know how many features the encoder gives: wrap it, "
+                "vje.Encoder(network, dim)"
+            )
         self.encoder = build_encoder(encoder) if isinstance(encoder, str) else encoder
         self.preprocessing = preprocessing
 
@@ -103,6 +112,17 @@ class Method(nn.Module, ABC):
 
     def after_step(self, momentum: float | Tensor) -> None:
         """Update what follows the parameters, such as an EMA target; ``momentum`` is that of the schedule."""
+
+    @property
+    def batch_norm(self) -> BatchNormViews:
+        """Statistics over all views together ("joint", one pass), or over each ("separate", a pass each)."""
+        return self._batch_norm
+
+    @batch_norm.setter
+    def batch_norm(self, value: BatchNormViews) -> None:
+        if value not in get_args(BatchNormViews):
+            raise ValueError(f"batch_norm must be one of {', '.join(get_args(BatchNormViews))}, got {value!r}")
+        self._batch_norm = value
 
     @property
     def target_encoder(self) -> nn.Module | None:
@@ -175,11 +195,31 @@ class Method(nn.Module, ABC):
         return {}
 
     def _prepared(self, images: Tensor | NDArray[Any]) -> Tensor:
+        if not isinstance(images, Tensor | np.ndarray):
+            raise TypeError(
+                f"images must be a tensor or an array [B, C, H, W], got {type(images).__name__}; vje.ood.Detector "
+                "takes files, Pillow images and lists of them"
+            )
         images = torch.as_tensor(images)
+        if images.dim() != 4:
+            raise ValueError(f"images must be [B, C, H, W], got {list(images.shape)}")
+        precision = next(self.parameters(), images).dtype
+        if precision in (torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"likelihoods need float32, and this model is in {precision}: call model.float(), and use "
+                "torch.autocast for speed"
+            )
+        if self.training and not torch.is_grad_enabled():
+            warn(TRAINING_MODE)
         if images.is_floating_point():
-            if bool((images >= 0).all()):
-                warnings.warn(RAW_PIXELS, stacklevel=3)
-            return images.to(next(self.parameters(), images).dtype)
+            if images.numel() and bool((images >= 0).all()):
+                warn(RAW_PIXELS)
+            wanted = self.preprocessing
+            if wanted is not None and images.shape[1] != wanted.channels:
+                raise ValueError(f"the model takes {wanted.channels} channels, and the images have {images.shape[1]}")
+            if wanted is not None and images.shape[2:] != (wanted.crop, wanted.crop):
+                warn(f"images of {list(images.shape[2:])} pixels, and the model's have {wanted.crop} x {wanted.crop}")
+            return images.to(precision)
         if images.dtype != torch.uint8:
             raise ValueError(f"images must be uint8 (0 to 255) or normalised floats, got {images.dtype}")
         if self.preprocessing is None:
@@ -187,7 +227,7 @@ class Method(nn.Module, ABC):
                 "uint8 images need the model's preprocessing, and this model has none: pass preprocessing=... to "
                 f"{type(self).__name__}, or give float images that are already normalised"
             )
-        return self.preprocessing.normalize(self.preprocessing.fit(images))
+        return self.preprocessing.normalize(self.preprocessing.fit(images)).to(precision)
 
     # Saving
 
@@ -214,6 +254,7 @@ class Method(nn.Module, ABC):
     def hyperparameters(self) -> dict[str, Any]:
         """The values of :meth:`settings`, as JSON has them."""
         values = {name: getattr(self, name) for name in self.settings()}
+        values = {name: x.item() if isinstance(x, Tensor | np.generic) else x for name, x in values.items()}
         return {name: list(x) if isinstance(x, tuple) else x for name, x in values.items()}
 
     def save(self, path: str | Path) -> Path:
@@ -234,6 +275,8 @@ def two_views(method: Method, views: Sequence[Tensor]) -> None:
     """Refuse anything but two views."""
     if len(views) != 2:
         raise ValueError(f"{type(method).__name__} compares two views of each image, got {len(views)}")
+    if len(views[0]) != len(views[1]):
+        raise ValueError(f"the views must be of the same images, got {len(views[0])} and {len(views[1])} of them")
 
 
 def two_view_noise(mean: Tensor, draws: Draws | None, samples: int = 1) -> Tensor:

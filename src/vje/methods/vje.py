@@ -91,8 +91,8 @@ class VJE(Method):
     ) -> None:
         super().__init__(encoder, preprocessing)
         terms = tuple(terms)
-        choices = {"likelihood": likelihood, "target": target, "batch_norm": batch_norm}
-        _check(terms, samples, nu, beta, **choices, target_batch_norm=target_batch_norm)
+        choices = {"likelihood": likelihood, "target": target, "target_batch_norm": target_batch_norm}
+        _check(terms, samples, nu, beta, **choices)
         self.inference = InferenceNetwork(self.encoder.dim, ratio, isotropic)
         self.target = copy.deepcopy(self.encoder).requires_grad_(False) if target == "ema" else None
         self.nu, self.beta, self.samples, self.terms = nu, beta, samples, terms
@@ -278,7 +278,6 @@ def _check(terms: tuple[str, ...], samples: int, nu: float, beta: float, **choic
     allowed = {
         "likelihood": get_args(Likelihood),
         "target": get_args(Target),
-        "batch_norm": get_args(BatchNormViews),
         "target_batch_norm": get_args(TargetBatchNorm),
     }
     for name, value in choices.items():

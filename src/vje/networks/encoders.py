@@ -55,6 +55,11 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features of a batch."""
         features: Tensor = self.network(images)
+        if features.shape[1:] != (self.dim,):
+            raise ValueError(
+                f"the encoder gives {list(features.shape)} and not [B, {self.dim}]: pool what it gives, and tell "
+                "vje.Encoder its width"
+            )
         return features
 
 

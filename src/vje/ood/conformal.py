@@ -139,6 +139,8 @@ def check_alpha(alpha: float) -> None:
 
 
 def _numbers(values: ArrayLike, what: str) -> NDArray[np.float64]:
+    if hasattr(values, "detach"):  # a tensor of any precision and device
+        values = values.detach().double().cpu().numpy()
     array = np.asarray(values, dtype=np.float64)
     missing = int(np.isnan(array).sum())
     if missing:

@@ -67,11 +67,14 @@ class ImageDetector:
     ) -> None:
         if model.preprocessing is None:
             raise UserError("this model has no preprocessing, so images cannot be prepared for it.")
+        if views not in get_args(Views):
+            raise UserError(f"views must be one of {', '.join(get_args(Views))}, got {views!r}.")
         self.model = model.eval()
         self.preprocessing = model.preprocessing
         self.calibration = calibration
         self.file = file
         self.views = views
+        self._checked = self._version() if calibration is not None else None  # of weights that are the calibration's
 
     @classmethod
     def from_run(
@@ -98,6 +101,7 @@ class ImageDetector:
                 again = CALIBRATE_AGAIN.replace("RUN", f"RUN --views {views or 'one'}")
                 raise UserError(f"{detector.file} was made with views {found.views!r}: use these, or {again}")
             detector.calibration, detector.views = found, cast(Views, found.views)
+            detector._checked = detector._version()
         return detector
 
     def score(self, images: Images, alpha: float = 0.05, explain: bool = False) -> dict[str, Tensor]:
@@ -189,6 +193,7 @@ class ImageDetector:
             weights=weights_fingerprint(self.model),
             views=self.views,
         )
+        self._checked = self._version()
         return self.calibration
 
     def save_calibration(self, file: str | Path | None = None) -> Path:
@@ -219,7 +224,7 @@ class ImageDetector:
     @torch.no_grad()
     def _measure(self, images: Tensor, explain: bool) -> dict[str, Tensor]:
         """The columns of uint8 images that have their final size, each the mean over the views or what says more."""
-        model = self.model
+        model = self.model.eval()  # it may have been trained on since
         images = images.to(next(model.parameters()).device)
         z = embed_views(model, images, self.views)  # [V, B, D]
         scores = {name: x.mean(0) for name, x in model.score_embeddings(z).items()}
@@ -236,10 +241,18 @@ class ImageDetector:
         if self.calibration is None:
             unknown = torch.full_like(scores["nll"], torch.nan, dtype=torch.float64)
             return scores | {"p_value": unknown, "outlier": torch.zeros_like(unknown, dtype=torch.bool)}
+        if self._checked != self._version():
+            if weights_fingerprint(self.model) != self.calibration.weights:
+                raise UserError("the model's weights have changed since this detector was calibrated: calibrate anew.")
+            self._checked = self._version()
         ranks = (self.sign * scores[self.ranked_by]).double()
         ranks = ranks.nan_to_num(torch.inf, torch.inf, -torch.inf)  # NaN: as odd as can be
         p = p_values(self.calibration.scores, ranks.numpy())
         return scores | {"p_value": torch.from_numpy(p), "outlier": torch.from_numpy(outliers(p, alpha))}
+
+    def _version(self) -> list[tuple[int, int]]:
+        """What changes whenever a weight may have: cheaper to look at than the weights."""
+        return [(x.data_ptr(), x._version) for x in self.model.state_dict(keep_vars=True).values()]
 
     def _fitted(self, images: Images) -> Iterator[Tensor]:
         """Batches of uint8 images of the size that the encoder wants."""

@@ -47,8 +47,8 @@ class KNN(Detector):
     dtype = torch.float32
 
     def __init__(self, k: int = 50) -> None:
-        if k < 1:
-            raise UserError(f"KNN needs at least one neighbour, got k={k}.")
+        if not isinstance(k, int) or k < 1:
+            raise UserError(f"KNN needs a whole number of neighbours, at least one, got k={k}.")
         super().__init__(k=k)
         self.k = k
 
@@ -89,6 +89,8 @@ class Mahalanobis(Detector):
     tensors = ("centre", "whitening", "means")
 
     def __init__(self, class_conditional: bool = False, ridge: float = 1e-6, unit: bool = False) -> None:
+        if not 0 <= ridge < np.inf:
+            raise UserError(f"Mahalanobis needs a ridge of 0 or more (1e-6 is usual), got {ridge}.")
         super().__init__(class_conditional=class_conditional, ridge=ridge, unit=unit)
         self.class_conditional, self.ridge, self.unit = class_conditional, ridge, unit
 
@@ -110,7 +112,13 @@ class Mahalanobis(Detector):
             raise UserError("Mahalanobis cannot be fitted: the training features do not vary.")
         covariance.diagonal().add_(self.ridge * variance)
         identity = torch.eye(len(covariance), dtype=torch.float64, device=features.device)
-        whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), identity, upper=False)
+        root, failed = torch.linalg.cholesky_ex(covariance)
+        if int(failed):
+            raise UserError(
+                f"Mahalanobis(ridge={self.ridge:g}) cannot be fitted: the training features do not vary in every "
+                f"direction ({len(features)} rows of {features.shape[1]}). Give a larger ridge; 1e-6 is usual."
+            )
+        whitening = torch.linalg.solve_triangular(root, identity, upper=False)
         return {"centre": centre, "whitening": whitening, "means": (means - centre) @ whitening.T}
 
     def _score(self, x: Tensor) -> Tensor:
@@ -146,6 +154,12 @@ class LogitDetector(Detector):
     tensors: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
     def __init__(self, classifier: LinearClassifier | None = None, **settings: float | None) -> None:
+        given = (getattr(classifier, name, None) for name in ("weight", "bias"))
+        if classifier is not None and not all(isinstance(x, Tensor) for x in given):
+            raise UserError(
+                f"the classifier of {type(self).__name__} must have a weight [C, D] and a bias [C], as "
+                f"LinearClassifier has, got {type(classifier).__name__}."
+            )
         super().__init__(**settings)
         self.classifier = classifier
 
@@ -195,6 +209,7 @@ class Energy(LogitDetector):
     """
 
     def __init__(self, temperature: float = 1.0, classifier: LinearClassifier | None = None) -> None:
+        _number("Energy", "temperature", temperature)
         if not temperature > 0:
             raise UserError(f"Energy needs a positive temperature, got {temperature}.")
         super().__init__(classifier, temperature=temperature)
@@ -219,6 +234,7 @@ class ReAct(LogitDetector):
     tensors = ("weight", "bias", "threshold")
 
     def __init__(self, percentile: float = 90.0, classifier: LinearClassifier | None = None) -> None:
+        _number("ReAct", "percentile", percentile)
         if not 0 <= percentile <= 100:
             raise UserError(f"ReAct needs a percentile from 0 to 100, got {percentile}.")
         super().__init__(classifier, percentile=percentile)
@@ -254,6 +270,8 @@ class ViM(LogitDetector):
     tensors = ("weight", "bias", "origin", "residual", "alpha")
 
     def __init__(self, dim: int | None = None, classifier: LinearClassifier | None = None) -> None:
+        if dim is not None and not isinstance(dim, int):
+            raise UserError(f"ViM needs a whole number of dimensions, or None, got dim={dim!r}.")
         super().__init__(classifier, dim=dim)
         self.dim = dim
 
@@ -266,8 +284,11 @@ class ViM(LogitDetector):
             raise UserError(f"ViM needs a subspace of fewer dimensions than the features' {width}, got dim={dim}.")
         found = super()._fit(features, labels)
         classifier = LinearClassifier(**found)
-        origin = -torch.linalg.pinv(classifier.weight) @ classifier.bias
+        # the rows of a fitted softmax sum to zero but for rounding, which must not be inverted
+        origin = -torch.linalg.pinv(classifier.weight, rtol=1e-6) @ classifier.bias
         moment = second_moment(features, origin[None], torch.zeros_like(features[:, 0], dtype=torch.int64))
+        if not moment.trace() > 0:
+            raise UserError("ViM cannot be fitted: the training features do not vary.")
         residual = torch.linalg.eigh(moment).eigenvectors[:, : width - dim]  # ascending: the least come first
         floor = 1e-12 * moment.trace().sqrt()  # where training features have no residual
         virtual, largest = floor * len(features), torch.zeros_like(floor)
@@ -286,6 +307,12 @@ DETECTORS: dict[str, type[Detector]] = {
     kind.__name__: kind for kind in (KNN, Mahalanobis, FeatureNorm, MSP, Energy, ReAct, ViM)
 }
 """Every detector by the name of its class."""
+
+
+def _number(detector: str, name: str, value: object) -> None:
+    """Refuse a classifier in the place of a number, which comes first."""
+    if not isinstance(value, int | float):
+        raise UserError(f"{detector}'s {name} is a number, got {type(value).__name__}; a classifier is classifier=...")
 
 
 def _norm(x: Tensor) -> Tensor:
