@@ -233,6 +233,8 @@ def test_whole_numbers_pass_for_floats_and_lists_for_tuples():
         ("optimizer", "accumulate", 3, "--accumulate must be a divisor of --batch 256, got 3"),
         ("optimizer", "sgd_momentum", 1.0, "--sgd-momentum"),
         ("optimizer", "weight_decay", -1e-4, "--weight-decay"),
+        ("optimizer", "weight_decay", math.inf, "--weight-decay must be 0 or more, and finite"),
+        ("optimizer", "lars_trust", math.inf, "--lars-trust must be positive, and finite"),
         ("optimizer", "clip_norm", -1.0, "--clip-norm"),
         ("augment", "blur", (1.0, 1.1), "--blur and --solarize must be probabilities"),
         ("settings", "nu", 0.0, "--nu must be positive"),
@@ -241,6 +243,7 @@ def test_whole_numbers_pass_for_floats_and_lists_for_tuples():
         ("settings", "terms", (), "--terms"),
         ("settings", "target_momentum", 1.5, "--target-momentum must be between 0 and 1"),
         ("settings", "ratio", 0.0, "--ratio"),
+        ("settings", "ratio", math.inf, "--ratio must be positive, and finite"),
         ("data", "size", 2, "--size"),
         ("data", "held_out", 1.0, "--held-out"),
         ("data", "workers", -1, "--workers"),
@@ -248,6 +251,7 @@ def test_whole_numbers_pass_for_floats_and_lists_for_tuples():
         ("augment", "crop_area", (0.5, 0.4), "--crop-area"),
         ("augment", "crop_area", (0.0, 1.0), "--crop-area"),
         ("augment", "crop_ratio", (2.0, 1.0), "--crop-ratio"),
+        ("augment", "crop_ratio", (0.75, math.inf), "--crop-ratio"),
         ("augment", "blur_kernel", 4, "--blur-kernel must be positive and odd, got 4"),
         ("augment", "blur_kernel", -3, "--blur-kernel must be positive and odd, got -3"),
         ("augment", "blur_sigma", (2.0, 1.0), "--blur-sigma must be two numbers, 0 < low <= high"),
@@ -259,6 +263,7 @@ def test_whole_numbers_pass_for_floats_and_lists_for_tuples():
         ("run", "seed", 2**32, "--seed"),
         ("run", "knn_every", -1, "--knn-every"),
         ("run", "checkpoint_epochs", 0, "--checkpoint-epochs"),
+        ("run", "checkpoint_seconds", math.nan, "--checkpoint-seconds must be 0 or more"),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_their_option(group, field, value, option):
@@ -319,6 +324,8 @@ def test_mistakes_in_a_method_s_table_are_told():
         read_config({"vje": 3}, "example")
     with pytest.raises(UserError, match="vje: unknown setting 'nü'"):
         read_config({"vje": {"nü": 1}}, "example")
+    with pytest.raises(UserError, match=r"there is no table settings; that of the method is called \[simsiam\]"):
+        read_config({"method": "simsiam", "settings": {"hidden": 3}}, "example")
     with pytest.raises(UserError, match="there is no method 'vj'"):
         read_config({"method": "vj"}, "example")
 

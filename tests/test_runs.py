@@ -36,6 +36,12 @@ def test_what_a_run_that_never_began_left_may_be_used_again(tmp_path):
         RunFolder.create(tmp_path / "run")
 
 
+def test_a_file_in_the_place_of_the_checkpoints_is_no_run_that_never_began(tmp_path):
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(UserError, match="not empty and holds no run"):
+        RunFolder.create(tmp_path)
+
+
 def test_a_kill_while_the_config_is_written_leaves_the_folder_free(tmp_path, monkeypatch):
     run = RunFolder.create(tmp_path / "run")
     with monkeypatch.context() as killed:

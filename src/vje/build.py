@@ -61,26 +61,11 @@ def set_determinism(deterministic: bool) -> None:
 
 def build_augmentations(settings: AugmentConfig, size: int) -> list[Augmentation]:
     """One augmentation a view."""
-    kernel = settings.blur_kernel or max(3, round(0.1 * size) // 2 * 2 + 1)
-    return [
-        Augmentation(
-            size=size,
-            area=settings.crop_area,
-            ratio=settings.crop_ratio,
-            flip=settings.flip,
-            jitter=settings.jitter,
-            brightness=settings.brightness,
-            contrast=settings.contrast,
-            saturation=settings.saturation,
-            hue=settings.hue,
-            grayscale=settings.grayscale,
-            blur=blur,
-            blur_sigma=settings.blur_sigma,
-            blur_kernel=kernel,
-            solarize=solarize,
-        )
-        for blur, solarize in zip(settings.blur, settings.solarize, strict=True)
-    ]
+    shared = {"area": settings.crop_area, "ratio": settings.crop_ratio, **vars(settings)}
+    del shared["crop_area"], shared["crop_ratio"]
+    shared["blur_kernel"] = settings.blur_kernel or max(3, round(0.1 * size) // 2 * 2 + 1)
+    apart = zip(settings.blur, settings.solarize, strict=True)
+    return [Augmentation(size, **shared | {"blur": blur, "solarize": solarize}) for blur, solarize in apart]
 
 
 def build_method(config: Config, preprocessing: Preprocessing, classes: int | None = None) -> Method:
@@ -169,14 +154,6 @@ def _classes(labels: NDArray[np.int64]) -> int:
     return largest + 1 if found > 1 else 1
 
 
-def _check_groups(method: Method, images: int) -> None:
-    if images % method.groups:
-        raise UserError(
-            f"--groups {method.groups} does not divide the {images} images that a process sees at a time: change "
-            "--groups or --batch."
-        )
-
-
 def build_loop(
     config: Config,
     data: Data,
@@ -198,7 +175,7 @@ def build_loop(
         watch=CollapseWatch(
             method.encoder.dim,
             _chance(data.splits.test),
-            patience=_patience(config),
+            patience=max(3, round(settings.warmup)),
             watch_rank=not method.needs_labels,  # a classifier's features need no more dimensions than classes
             remedy=_collapse_remedy(config),
         ),
@@ -238,7 +215,12 @@ def _build_step(
     momenta = cosine_to_one(start, span) if method.momentum_rises else torch.full((span,), start)
     share, unused = world.share(settings.batch), method.leaves_unused()
     options = step_options(config, device, world, share, settings.epochs * batches.steps_per_epoch)
-    _check_groups(method, share // settings.accumulate)
+    images = share // settings.accumulate
+    if images % method.groups:
+        raise UserError(
+            f"--groups {method.groups} does not divide the {images} images that a process sees at a time: change "
+            "--groups or --batch."
+        )
     return TrainStep(
         method=method,
         optimizer=build_optimizer(
@@ -295,19 +277,16 @@ def stream_workers(config: Config) -> int:
 
 
 def _build_batches(config: Config, data: Data, device: torch.device, world: World, share: int) -> Batches:
-    batch, count = config.optimizer.batch, len(data.splits.train)
-    if data.resident is not None:
-        count = len(data.resident.images)
+    batch, first, resident = config.optimizer.batch, world.rank * share, data.resident
+    count = len(data.splits.train) if resident is None else len(resident.images)
     if count < batch:
         raise UserError(
             f"a batch of {batch} needs at least {batch} training images, and {data.splits.train.name} has {count}: "
             f"use a smaller --batch."
         )
-    first = world.rank * share
-    if data.resident is not None:
-        images, labels = data.resident.images.to(device), data.resident.labels
-        labels = None if labels is None else labels.to(device)
-        return ResidentBatches(images, batch, share, first, config.run.seed, labels)
+    if resident is not None:
+        labels = None if resident.labels is None else resident.labels.to(device)
+        return ResidentBatches(resident.images.to(device), batch, share, first, config.run.seed, labels)
     crops = Crops(
         data.splits.train,
         size=config.data.size,
@@ -318,10 +297,6 @@ def _build_batches(config: Config, data: Data, device: torch.device, world: Worl
     )
     epochs, workers = config.optimizer.epochs, stream_workers(config)
     return StreamBatches(crops, batch, share, first, epochs=epochs, workers=workers, device=device)
-
-
-def _patience(config: Config) -> int:
-    return max(3, round(config.optimizer.warmup))
 
 
 def _collapse_remedy(config: Config) -> str:

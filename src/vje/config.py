@@ -226,8 +226,9 @@ class Config:
         _require(self.optimizer.accumulate >= 1, "--accumulate", self.optimizer.accumulate, "at least 1")
         _require(self.optimizer.warmup_epochs >= 0, "--warmup-epochs", self.optimizer.warmup_epochs, "0 or more")
         _require(0 <= self.optimizer.sgd_momentum < 1, "--sgd-momentum", self.optimizer.sgd_momentum, "in [0, 1)")
-        _require(self.optimizer.weight_decay >= 0, "--weight-decay", self.optimizer.weight_decay, "0 or more")
-        _require(self.optimizer.lars_trust > 0, "--lars-trust", self.optimizer.lars_trust, "positive")
+        decay, trust = self.optimizer.weight_decay, self.optimizer.lars_trust
+        _require(0 <= decay < math.inf, "--weight-decay", decay, "0 or more, and finite")
+        _require(0 < trust < math.inf, "--lars-trust", trust, "positive, and finite")
         _require(self.optimizer.clip_norm >= 0, "--clip-norm", self.optimizer.clip_norm, "0 or more")
         a = self.augment
         chances = [a.flip, a.jitter, a.grayscale, *a.blur, *a.solarize]
@@ -242,11 +243,12 @@ class Config:
         _require(0 <= self.run.seed < 2**32, "--seed", self.run.seed, "between 0 and 2**32 - 1")
         _require(self.data.workers >= 0, "--workers", self.data.workers, "0 or more")
         _require(self.run.knn_every >= 0, "--knn-every", self.run.knn_every, "0 or more")
+        _require(self.run.checkpoint_seconds >= 0, "--checkpoint-seconds", self.run.checkpoint_seconds, "0 or more")
         _require(self.run.checkpoint_epochs >= 1, "--checkpoint-epochs", self.run.checkpoint_epochs, "at least 1")
         low, high = self.augment.crop_area
         _require(0 < low <= high <= 1, "--crop-area", self.augment.crop_area, "two numbers, 0 < low <= high <= 1")
         low, high = self.augment.crop_ratio
-        _require(0 < low <= high, "--crop-ratio", self.augment.crop_ratio, "two numbers, 0 < low <= high")
+        _require(0 < low <= high < math.inf, "--crop-ratio", self.augment.crop_ratio, "two numbers, 0 < low <= high")
         kernel = self.augment.blur_kernel
         _require(kernel is None or (kernel > 0 and kernel % 2 == 1), "--blur-kernel", kernel, "positive and odd")
         low, high = self.augment.blur_sigma
@@ -266,7 +268,7 @@ def _check_method(settings: Any) -> None:
         _require(0 <= settings.beta < math.inf, "--beta", settings.beta, "0 or more, and finite")
         _require(settings.samples >= 0, "--samples", settings.samples, "0 or more")
         _require(len(settings.terms) > 0, "--terms", settings.terms, "at least one of directional, radial, kl")
-        _require(settings.ratio > 0, "--ratio", settings.ratio, "positive")
+        _require(0 < settings.ratio < math.inf, "--ratio", settings.ratio, "positive, and finite")
 
 
 @functools.cache
@@ -313,7 +315,9 @@ def read_config(values: dict[str, Any], origin: str) -> Config:
     if not isinstance(given, dict):
         raise UserError(f"{origin}: {method} must be a table of settings, got {given!r}.")
     settings = from_dict(settings_type(method), given, f"{origin}: {method}")
-    others = {name: value for name, value in values.items() if name not in (*method_names(), "settings")}
+    if "settings" in values:
+        raise UserError(f"{origin}: there is no table settings; that of the method is called [{method}].")
+    others = {name: value for name, value in values.items() if name not in method_names()}
     return dataclasses.replace(from_dict(Config, others, origin), settings=settings)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ def describe(model: "Method") -> dict[str, Any]:
         "format": FORMAT,
         "method": model.name(),
         "dim": model.encoder.dim,
-        "architecture": architecture.as_dict(),
+        "architecture": asdict(architecture),
         "hyperparameters": model.hyperparameters(),
         "preprocessing": None if preprocessing is None else preprocessing.as_dict(),
     }

@@ -29,7 +29,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -123,6 +123,10 @@ class RunFolder:
     def read(self, name: str) -> dict[str, Any]:
         """The JSON object in ``RUN/<name>.json``."""
         return read_json(self.path / f"{name}.json")
+
+    def find(self, name: str) -> dict[str, Any]:
+        """The same, empty if it is not there."""
+        return self.read(name) if (self.path / f"{name}.json").exists() else {}
 
     def write(self, name: str, value: dict[str, Any]) -> Path:
         """Write ``RUN/<name>.json``, whole or not at all."""
@@ -255,7 +259,9 @@ def _is_free(folder: Path) -> bool:
     """Whether a folder is empty, or has only what a run that ended before it began leaves behind."""
     left = {RunFolder(folder).lock_file, *folder.glob(".config.json.*.partial")}  # by a kill, the config half written
     content = [entry for entry in folder.iterdir() if entry not in left]
-    return not content or (content == [folder / "checkpoints"] and not any(content[0].iterdir()))
+    return not content or (
+        content == [folder / "checkpoints"] and content[0].is_dir() and not any(content[0].iterdir())
+    )
 
 
 def digest(value: Any) -> str:
@@ -289,19 +295,25 @@ def write_json(file: Path, value: dict[str, Any]) -> None:
 
 def write_atomically(file: Path, content: bytes) -> None:
     """Replace a file so that a reader, or a power cut, sees the old content or the new, never a part."""
+    with replacing(file, "choose another folder") as partial, partial.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def replacing(file: Path, otherwise: str) -> Iterator[Path]:
+    """A place beside a file to write to, which takes that file's place if the block ends well, and goes if not."""
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with partial.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
+            yield partial
             partial.replace(file)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise cannot_write(file, error, "choose another folder") from None
+        raise cannot_write(file, error, otherwise) from None
 
 
 def finite(value: Any) -> Any:

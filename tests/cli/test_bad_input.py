@@ -177,6 +177,8 @@ def test_a_model_that_is_none(refused, trained, tmp_path):
         ("simsiam", ["--layers", "0"], ["a layer at least"]),
         ("simsiam", ["--bottleneck", "-3"], ["-3"]),
         ("vssl", ["--latent", "0"], ["1 or more"]),
+        ("vssl", ["--hidden", "-1"], ["1 or more", "-1"]),
+        ("vje", ["--ratio", "inf"], ["--ratio must be positive, and finite"]),
         ("swav", ["--projection", "0"], ["1 or more"]),
         ("moco", ["--projection", "0"], ["--hidden and --projection must be 1 or more, got", "and 0"]),
         ("moco", ["--batch", "8", "--groups", "3"], ["--groups 3 does not divide the 8 images"]),

@@ -44,7 +44,7 @@ def test_training_tells_where_it_is_once_a_minute(clock, capsys):
 
 def test_counting_tells_where_it_is_once_a_minute(clock):
     stream = io.StringIO()
-    with display.counting(Console(file=stream, width=300), "held-out images") as report:
+    with display.counting("held-out images", Console(file=stream, width=300)) as report:
         report(500, 9000)
         clock[0] += 61
         report(1000, 9000)
@@ -54,7 +54,7 @@ def test_counting_tells_where_it_is_once_a_minute(clock):
 
 def test_a_terminal_has_its_bar_alone(clock):
     stream = io.StringIO()
-    with display.counting(Console(file=stream, force_terminal=True, width=80), "images") as report:
+    with display.counting("images", Console(file=stream, force_terminal=True, width=80)) as report:
         clock[0] += 61
         report(1000, 9000)
     assert "1,000 of 9,000" not in stream.getvalue()

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from vje.data import registry
 from vje.data.splits import prepare_splits
 from vje.evaluation.features import cached_features
 from vje.evaluation.probe import Split, linear_probe, stored_training
+from vje.evaluation.usual import USUAL_PROBE
 from vje.methods import find_method
 from vje.models import load
 from vje.networks.encoders import build_encoder
@@ -83,7 +84,7 @@ def test_digits(vje, tmp_path):
     train, test = (cached_features(model, source, run / "cache") for source in (splits.bank, splits.test))
     training = stored_training({"z": train.z}, train.labels, batch=64)
     again = linear_probe(training, Split({"z": test.z}, test.labels), rates=(0.01, 0.1), epochs=20)
-    assert again["z"].as_dict() == found
+    assert asdict(again["z"]) == found
 
 
 def test_every_space_and_every_time_the_same(vje, run):
@@ -271,6 +272,21 @@ def test_another_method(vje, tmp_path):
 def test_fewer_images_than_the_usual_batch(vje, run):
     assert vje("probe", run, "--epochs", "1", "--device", "cpu").status == 0
     assert read(run)["batch"] == 48  # half of the 96
+
+
+def test_the_usual_batch_is_of_what_can_be_read(vje, tmp_path, monkeypatch):
+    folder = tmp_path / "set"
+    for i in range(40):
+        file = folder / "ab"[i % 2] / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 6 * i, np.uint8)).save(file)
+    run = make_run(tmp_path / "run", folder)
+    held_out = set(RunFolder(run).read("data")["held_out"])
+    names = [f"{'ab'[i % 2]}/{i:02}.png" for i in range(40)]
+    (folder / next(name for name in names if name not in held_out)).write_text("no picture")
+    monkeypatch.setitem(USUAL_PROBE, "batch", 40 - len(held_out))
+    answer = vje("probe", run, "--epochs", "1", "--device", "cpu")
+    assert answer.status == 0 and read(run)["batch"] == (40 - len(held_out) - 1) // 2
 
 
 MISTAKES = {

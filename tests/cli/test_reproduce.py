@@ -198,6 +198,12 @@ def test_ood_sets_that_are_missing_are_named_before_anything_is_trained(tmp_path
     assert "textures (" not in vje("reproduce", "isotropic", "--out", tmp_path, "--dry-run").out
 
 
+def test_a_damaged_table_does_not_hide_the_others(tmp_path, vje):
+    (tmp_path / "nu-sweep.json").write_text('{"rows": [')
+    answer = vje("reproduce", "--list", "--out", tmp_path)
+    assert answer.status == 0 and "is damaged" in answer.out and "mc-ablation" in answer.out
+
+
 def test_runs_that_diverged_are_finished_work(tmp_path, declaration, vje):
     out = tmp_path / "out"
     for job in plan(load_experiment(str(declaration)), Scale(), out, None):

@@ -406,3 +406,19 @@ def test_when_a_decoding_process_is_killed_the_rest_can_be_appended(
     assert 0 < len(read(out)) < len(read(whole))
     assert vje("score", run, photos, "--out", out, "--batch", 4, "--append").status == 0
     assert [row["file"] for row in read(out)] == [row["file"] for row in read(whole)]
+
+
+def test_a_score_that_is_no_number_is_told_before_anything_is_added(
+    vje, run: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "scores.csv"
+    assert vje("score", run, photos, "--out", out).status == 0
+    lines = out.read_text().splitlines()
+    place = next(i for i, line in enumerate(lines[1:], 1) if line.split(",")[1])
+    cells = lines[place].split(",")
+    lines[place] = ",".join([cells[0], "abc", *cells[2:]])
+    out.write_text("\n".join(lines) + "\n")
+    before = out.read_bytes()
+    answer = vje("score", run, photos, "--out", out, "--append")
+    assert answer.status == 2 and "has 'abc' where a score should be" in answer.err
+    assert out.read_bytes() == before

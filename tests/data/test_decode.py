@@ -179,3 +179,9 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
     with pytest.raises(UnreadableImage, match="not a file but a pipe, a socket or a device"):
         read_image(tmp_path / "a.jpg", 3)
     assert is_grey(tmp_path / "a.jpg") is None
+
+
+@pytest.mark.parametrize(("value", "kind"), [(-1.0, np.float32), (70000, np.int32)])
+def test_one_value_everywhere_is_an_image_too(value: float, kind: type, tmp_path: Path) -> None:
+    """Out of the usual ranges, values are stretched from the least to the most; here these are the same."""
+    assert pixels(saved(Image.fromarray(np.full((1, 3), value, kind)), tmp_path / "x.tif"), 1) == [0, 0, 0]

@@ -54,6 +54,7 @@ def test_no_labels_unless_every_image_has_one_of_two_classes(
 def test_links_are_followed_once(tmp_path: Path, picture: Picture) -> None:
     picture("real/a.png"), picture("real/b.png")
     (tmp_path / "real" / "up").symlink_to(tmp_path)  # a loop
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
     (tmp_path / "again").symlink_to(tmp_path / "real")
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()

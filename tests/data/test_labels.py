@@ -83,3 +83,8 @@ def test_wrong_arrays(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\xd8")
     with pytest.raises(UserError, match="UTF-8"):
         read_labels(tmp_path / "binary.csv", NAMES)
+
+
+def test_a_header_without_rows(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"labels\.csv"):
+        read_labels(written(tmp_path, "file,label\n"), NAMES)

@@ -154,6 +154,13 @@ def test_undrafted_photos_are_resized_from_all_of_their_pixels(tmp_path: Path) -
     assert source.labels is not None and source.labels.tolist() == [1, 0]
 
 
+def test_colour_is_found_at_the_end_of_a_folder_too(tmp_path: Path, picture: Callable[..., Path]) -> None:
+    names = [f"{i:03}.png" for i in range(127)]
+    for name in names:
+        picture(name, 4, 4, "L" if name < "064" else "RGB")
+    assert FolderSource(tmp_path, names).channels == 3
+
+
 def test_folder_channels_and_subset(tmp_path: Path, picture: Callable[..., Path]) -> None:
     picture("a.png", mode="L"), picture("b.png", mode="L"), picture("c.png")
     (tmp_path / "d.png").write_text("")

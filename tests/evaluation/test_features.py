@@ -9,6 +9,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from vje.data import sources
+from vje.data.decode import UnreadableImage
 from vje.data.folders import scan_folder
 from vje.data.sources import ArraySource
 from vje.errors import UserError
@@ -219,3 +221,22 @@ def test_a_folder_that_cannot_be_written_to_only_costs_time(make_model, make_sou
     (tmp_path / "cache").write_text("in the way")
     model, source = make_model(), make_source()
     assert torch.equal(cached_features(model, source, tmp_path / "cache").z, compute_features(model, source).z)
+
+
+def test_a_file_that_can_be_read_again_is_read_again(make_model, make_source, tmp_path, monkeypatch):
+    folder, cache, model = tmp_path / "pictures", tmp_path / "cache", make_model()
+    folder.mkdir()
+    for i, image in enumerate(make_source(5).images):
+        Image.fromarray(image).save(folder / f"{i}.png")
+    source, read = scan_folder(folder), sources.read_image
+
+    def broken(path, *rest):
+        if path.name == "3.png":
+            raise UnreadableImage(str(path), "no decoder")
+        return read(path, *rest)
+
+    with monkeypatch.context() as away:
+        away.setattr(sources, "read_image", broken)
+        for _ in range(2):  # the second time from the cache
+            assert cached_features(model, source, cache).kept.tolist() == [0, 1, 2, 4]
+    assert cached_features(model, source, cache).kept.tolist() == [0, 1, 2, 3, 4]

@@ -8,8 +8,8 @@ from vje.cli.probe_images import EncodedBatches
 from vje.data.augment import Augmentation
 from vje.data.resident import load_resident
 from vje.data.stream import Crops
+from vje.evaluation.evaluate import encoded_spaces, space_names, stored_spaces
 from vje.evaluation.features import compute_features
-from vje.evaluation.spaces import encoded_spaces, space_names, stored_spaces
 from vje.training.batches import ResidentBatches, StreamBatches
 
 ALL = ["z", "mean", "target"]

@@ -489,7 +489,7 @@ def test_another_number_of_views_is_refused(count):
 
 def test_uint8_images_without_preprocessing_are_refused():
     with pytest.raises(ValueError, match="uint8 images need the model's preprocessing"):
-        make().score(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
+        make().eval().score(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
 
 
 def test_an_encoder_can_be_named():

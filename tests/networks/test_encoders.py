@@ -1,5 +1,7 @@
 """Encoders by name: shapes, stems, kinds of normalisation, and errors that help."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
@@ -138,7 +140,7 @@ def test_bad_normalizations_are_refused():
 
 def test_the_architecture_rebuilds_the_encoder():
     first = build_encoder("resnet8", channels=1, normalization="group")
-    second = build_encoder(**first.architecture.as_dict())
+    second = build_encoder(**asdict(first.architecture))
     assert second.architecture == first.architecture
     second.load_state_dict(first.state_dict())
     images = torch.randn(2, 1, 8, 8)

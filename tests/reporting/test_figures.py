@@ -8,8 +8,7 @@ from PIL import Image
 from vje.errors import UserError
 from vje.recipes import load_recipe
 from vje.reporting.compare import Group, Run, save_comparison
-from vje.reporting.figures import drawable, save_figure
-from vje.reporting.gallery import save_gallery
+from vje.reporting.figures import drawable, save_figure, save_gallery
 from vje.reporting.geometry import save_geometry, save_training
 from vje.reporting.ood import ood_curves, save_densities, save_roc
 from vje.reporting.panels import save_panels, save_scalar

@@ -6,7 +6,7 @@ import pytest
 from vje.data.decode import UnreadableImage
 from vje.data.sources import ArraySource
 from vje.preprocessing import Preprocessing
-from vje.reporting.gallery import save_gallery
+from vje.reporting.figures import save_gallery
 from vje.reporting.sheet import Extremes, save_sheet
 
 LEVELS = np.arange(25) * 10
@@ -93,7 +93,7 @@ def test_of_equals_none_is_both_and_thousands_are_as_few():
 
 def test_a_gallery_has_its_pictures_where_their_words_are(monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr("vje.reporting.gallery.save_figure", lambda figure, *_: figures.append(figure))
+    monkeypatch.setattr("vje.reporting.figures.save_figure", lambda figure, *_: figures.append(figure))
     slope = np.arange(12, dtype=np.uint8).reshape(1, 3, 4)  # no symmetry, and far from white
     colours = np.arange(36, dtype=np.uint8).reshape(3, 3, 4)
     save_gallery(tmp_path / "x.png", [("above", [slope, slope + 50], ["a", "b"]), ("below", [colours], ["c"])])

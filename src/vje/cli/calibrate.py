@@ -76,13 +76,11 @@ def run(arguments: list[str]) -> int:
     source = _own_images(options) if options.data is None else _given_images(options)
     source = _not_trained(options.run, source)
 
-    from rich.console import Console
-
     from vje.cli.console import counting
     from vje.ood.detector import ImageDetector
 
     detector = ImageDetector.from_run(options.run, ready_device(options.device), False, options.views)
-    with counting(Console(stderr=True), "images") as report:
+    with counting("images") as report:
         found = detector.calibrate(source, options.score, options.data, options.batch, options.workers, report)
     _print(found, len(source))
     if detector.file is not None:
@@ -129,9 +127,7 @@ def _given_images(options: Options) -> ImageSource:
 
 
 def _data_dir(run: Path) -> Path:
-    folder = RunFolder(run)
-    stored = folder.read("config").get("data", {}) if folder.config_file.is_file() else {}
-    return Path(stored.get("data_dir", "data"))
+    return Path(RunFolder(run).find("config").get("data", {}).get("data_dir", "data"))
 
 
 def _not_trained(run: Path, source: ImageSource) -> ImageSource:
@@ -144,9 +140,9 @@ def _not_trained(run: Path, source: ImageSource) -> ImageSource:
     from vje.ood.unseen import unseen
 
     folder = RunFolder(run)
-    if not (folder.path / "data.json").is_file():
+    recorded = folder.find("data")
+    if not recorded:
         return source
-    recorded = folder.read("data")
     new = unseen(source, recorded, _images_of(folder))
     trained = np.setdiff1d(np.arange(len(source)), new)
     if not len(trained):

@@ -93,11 +93,12 @@ class TrainingDisplay(Callback):
 
 
 @contextmanager
-def counting(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+def counting(what: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for something that counts images; yields the function to report (done, total) to.
 
-    Without a terminal it is a line a minute.
+    Without a terminal it is a line a minute; both on standard error, unless another console is given.
     """
+    console = console or Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -139,7 +139,7 @@ def _pixels(splits: "Splits") -> float:
 def _draw(picture: Path, splits: "Splits", test: "Features", nll: "torch.Tensor", count: int = 10) -> None:
     import numpy as np
 
-    from vje.reporting.gallery import save_gallery
+    from vje.reporting.figures import save_gallery
 
     order = nll.argsort().tolist()
     rows = []

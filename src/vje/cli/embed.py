@@ -10,7 +10,8 @@ import tyro
 from vje.cli.checks import at_least, check_model, check_parent
 from vje.cli.rows import valid_unicode
 from vje.cli.subject import Batch, Device, Workers, picked, ready_device
-from vje.errors import UserError, cannot_write
+from vje.errors import UserError
+from vje.runs import replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +51,8 @@ def run(arguments: list[str]) -> int:
     _check(options)
     source = open_images(options.images, options.split, options.data_dir)
     columns, failures = _compute(options, source)
-    _write(options.out, columns, failures)
+    with replacing(options.out, "choose another --out") as partial:
+        _write(options.out.suffix, partial, columns, failures)
     print(f"{len(columns['name']):,} images embedded; written to {options.out}")
     if failures:
         files = "1 file" if len(failures) == 1 else f"{len(failures):,} files"
@@ -91,7 +93,7 @@ def open_images(
     from vje.data.registry import open_data
 
     only = images[0] if len(images) == 1 else None
-    if only is None or (Path(only).exists() and not only.endswith(".npz") and split is None):
+    if only is None or (Path(only).exists() and not only.lower().endswith(".npz") and split is None):
         return scan_paths(images, every)
     raw = open_data(only, data_dir)
     return picked(raw, split) if tell else raw.pick(split)
@@ -101,7 +103,6 @@ def _compute(
     options: Options, source: "ImageSource"
 ) -> tuple[dict[str, "np.ndarray[Any, Any]"], list[tuple[str, str]]]:
     import numpy as np
-    from rich.console import Console
 
     from vje.cli.console import counting
     from vje.evaluation.evaluate import in_chunks
@@ -115,7 +116,7 @@ def _compute(
         raise UserError(
             f"a .csv holds an image's statistics, and {model.name()} has none: use .npz for its embeddings."
         )
-    with counting(Console(stderr=True), "images") as report:
+    with counting("images") as report:
         features = compute_features(model, source, options.batch, options.workers, report)
     names = np.asarray([source.names[i] for i in features.kept.tolist()])
     scores = {name: x.cpu().numpy() for name, x in in_chunks(model, model.statistics, features.z).items()}
@@ -127,20 +128,7 @@ def _compute(
     return columns, features.failures
 
 
-def _write(file: Path, columns: dict[str, "np.ndarray[Any, Any]"], failures: list[tuple[str, str]]) -> None:
-    """Write beside the file first, so that an interruption leaves nothing half-done under its name."""
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        try:
-            _write_as(file.suffix, partial, columns, failures)
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise cannot_write(file, error, "choose another --out") from None
-
-
-def _write_as(
+def _write(
     suffix: str, partial: Path, columns: dict[str, "np.ndarray[Any, Any]"], failures: list[tuple[str, str]]
 ) -> None:
     import numpy as np

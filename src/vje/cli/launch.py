@@ -39,7 +39,7 @@ def train(
     set_determinism(config.run.deterministic)
     with world(device.type) as processes:
         console = Console(quiet=not processes.writes)
-        recorded = _recorded(folder, resuming)
+        recorded = (folder.find("data") if resuming else None) or None  # what died before it was written starts over
         if recorded is not None and device.type == "cpu":
             first = folder.read("environment")
             if first.get("processes", 1) == processes.size:  # sums depend on how they are split
@@ -116,11 +116,6 @@ def _with_history(folder: RunFolder, now: dict[str, Any]) -> dict[str, Any]:
     """The environment a run was started in, and each it was resumed in."""
     first = folder.read("environment")
     return first | {"resumed": [*first.get("resumed", []), now]}
-
-
-def _recorded(folder: RunFolder, resuming: bool) -> dict[str, Any] | None:
-    """The split of a run that is resumed; one that died before it was written starts over."""
-    return folder.read("data") if resuming and (folder.path / "data.json").exists() else None
 
 
 def _callbacks(config: Config, data: Data, model: Method, loop: Loop, folder: RunFolder) -> list[Callback]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.text import Text
 
 from vje.build_data import Data
 from vje.cli.live_map import MapMonitor
@@ -12,7 +11,7 @@ from vje.config import Config
 from vje.errors import UserError
 from vje.reporting.live import LiveServer
 from vje.runs import RunFolder
-from vje.terminal import duration
+from vje.terminal import duration, say
 from vje.training.loop import Callback, Loop, Progress
 
 PATIENCE = 4.0
@@ -59,10 +58,10 @@ def watching(
     try:
         server = LiveServer(folder, port, _no_map(config, len(data.splits.test))).start()
     except UserError as error:  # someone took the port in the meantime: no reason to lose the run
-        console.print(Text(f"{error} Training goes on without the page.", "yellow"), soft_wrap=True)
+        say(console, f"{error} Training goes on without the page.", "yellow")
         yield []
         return
-    console.print(Text(f"Watch it at {server.address}"), soft_wrap=True)
+    say(console, f"Watch it at {server.address}")
     monitor = MapMonitor(
         loop.step.method,
         data.splits.test,

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     """What ``ood.json`` holds, measured now or before; figures are drawn beside it."""
+    import torch
+
     from vje.environment import environment
     from vje.evaluation.features import weights_fingerprint
     from vje.ood.benchmark import ID_IMAGES
-    from vje.ood.protocol import compare, embeddings
+    from vje.ood.protocol import compare
 
     config = run_config(folder, options.data, options.data_dir)
     sets = open_sets(folder, config, options)
@@ -46,7 +48,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     counts: dict[str, int] = {}
 
     def scores(name: str, sources: Sequence["ImageSource"]) -> "Scores":
-        embedded = embeddings([features(name, source) for source in sources])
+        embedded = torch.cat([features(name, source).z for source in sources])
         counts[name] = len(embedded)
         return scorer(embedded) | _view_scores(name, sources, scorer, model, options)
 
@@ -94,8 +96,6 @@ def _view_scores(
     what: str, sources: Sequence["ImageSource"], scorer: "Scorer", model: "Method", options: "Options"
 ) -> "Scores":
     """The same scores over several views of each image, if so asked; by names that say so."""
-    from rich.console import Console
-
     from vje.cli.console import counting
     from vje.ood.averaged import mean_scores
     from vje.ood.protocol import joined
@@ -104,7 +104,7 @@ def _view_scores(
         return {}
     found = []
     for source in sources:
-        with counting(Console(stderr=True), f"{what}, {options.views}") as report:
+        with counting(f"{what}, {options.views}") as report:
             part = mean_scores(model, source, scorer, options.views, options.batch, options.workers, report)
         found.append(part)
     return {f"{name}_{options.views}": x for name, x in joined(found).items()}
@@ -123,10 +123,8 @@ def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
 
     Their folder goes by the images, so that a later measurement of the same ones takes their place.
     """
-    if not (folder.path / "ood.json").exists():
-        return
-    found = folder.read("ood")
-    if found.get("images") == now["images"]:
+    found = folder.find("ood")
+    if not found or found.get("images") == now["images"]:
         return
     images = found.get("images", found["counts"])  # which the first versions had alone
     figures = [f"ood-{name.replace('_', '-')}.png" for name in ("roc", *found["scores"])]
@@ -142,9 +140,7 @@ def _inputs(options: "Options", sets: Sets) -> str:
 
 def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any] | None:
     """The result in the run folder, if this very code made it of the same weights, images and options."""
-    if not (folder.path / "ood.json").exists():
-        return None
-    found = folder.read("ood")  # also where a figure is missing: a damaged file is told before hours of work
+    found = folder.find("ood")  # also where a figure is missing: a damaged file is told before hours of work
     if not all((folder.path / name).exists() for name in ("ood-curves.json", "ood-roc.png")):
         return None
     if any(found.get(name) != used[name] for name in ("inputs", "weights")):

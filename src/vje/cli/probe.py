@@ -1,6 +1,6 @@
 """``vje probe RUN``: a linear classifier on frozen features, as a table and as ``probe.json``."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,10 +86,10 @@ def run(arguments: list[str]) -> int:
 
     config = run_config(folder, options.data, options.data_dir, options.labels)
     check_data(config.data.data, config.data.data_dir)
-    _earlier(folder)  # a damaged file is told before hours of work
+    folder.find("probe")  # a damaged file is told before hours of work
     result = probe_run(folder, config, options)
     print_table(result)
-    together, note = with_earlier(result, earlier := _earlier(folder))
+    together, note = with_earlier(result, earlier := folder.find("probe"))
     if (reason := _difference(earlier, result)) and (before := earlier.get("spaces")):
         place = folder.set_aside("probe.json", str(earlier.get("data", "")), earlier)
         there = f"{_accuracies(before)}; now in {place / 'probe.json'}"
@@ -99,11 +99,6 @@ def run(arguments: list[str]) -> int:
         print(note)
     print(f"\nWritten to {file}")
     return 0
-
-
-def _earlier(folder: RunFolder) -> dict[str, Any]:
-    """What ``probe.json`` has so far."""
-    return folder.read("probe") if (folder.path / "probe.json").exists() else {}
 
 
 def _check(options: Options) -> None:
@@ -120,18 +115,16 @@ def _check(options: Options) -> None:
 
 def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, Any]:
     """What ``probe.json`` holds."""
-    from rich.console import Console
-
     from vje.build_data import open_splits
     from vje.cli.console import counting
-    from vje.cli.probe_images import augmented, stored
+    from vje.cli.probe_images import augmented, step_batch, stored
+    from vje.evaluation.evaluate import stored_spaces
     from vje.evaluation.probe import Split, linear_probe
-    from vje.evaluation.spaces import stored_spaces
 
     splits = open_splits(config.data, folder.read("data"))
     _check_images(splits, config)
     tell_strangers(splits.bank, splits.test)
-    batch = _batch(options.batch, len(splits.bank))
+    step_batch(options.batch, len(splits.bank))  # one that is too large is told before anything is computed
     subject = Subject(folder, options.device, workers=options.workers)
     model = subject.model
     names, rates = _spaces(model, options.space), sorted(set(options.lr)) or list(USUAL_PROBE["lr"])
@@ -139,9 +132,9 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     assert test.labels is not None
     augment = options.augment or _too_many(splits.bank, model, names)
     prepare = augmented if augment else stored
-    training = prepare(model, splits.bank, names, subject.features, batch, config, options)
+    training = prepare(model, splits.bank, names, subject.features, config, options)
     told = training.batches.unreadable()
-    with counting(Console(stderr=True), "epochs of the probe") as report:
+    with counting("epochs of the probe") as report:
         found = linear_probe(
             training,
             Split(stored_spaces(model, test, names), test.labels),
@@ -162,11 +155,11 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     }
     return {
         "data": config.data.data,
-        "spaces": {name: result.as_dict() for name, result in found.items()},
+        "spaces": {name: asdict(result) for name, result in found.items()},
         "inputs": _inputs(splits),
         "images": images,
         "classes": len(training.labels.unique()),
-        **_protocol(options, batch, augment, rates),
+        **_protocol(options, training.batches.batch, augment, rates),
         **_origin(model),
         "finished": folder.model_file.exists(),
         **({"lacking": splits.missing} if splits.missing else {}),
@@ -214,21 +207,8 @@ def _check_images(splits: "Splits", config: Config) -> None:
         )
 
 
-def _batch(wanted: int | None, images: int) -> int:
-    """Images a step, for so many training images.
-
-    >>> _batch(None, 50_000), _batch(None, 162), _batch(64, 162)
-    (256, 81, 64)
-    """
-    half = max(1, images // 2)
-    if wanted is not None and wanted > images:
-        raise UserError(f"--batch {wanted} is more than the {images} training images: use --batch {half}.")
-    usual: int = USUAL_PROBE["batch"]
-    return wanted or (usual if images >= usual else half)
-
-
 def _spaces(model: "Method", wanted: str) -> list[str]:
-    from vje.evaluation.spaces import space_names
+    from vje.evaluation.evaluate import space_names
 
     known = space_names(model)
     name = wanted if wanted in known else OTHER_WORDS.get(wanted, wanted)

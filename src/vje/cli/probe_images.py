@@ -13,9 +13,11 @@ from vje.data.augment import Augmentation
 from vje.data.resident import load_resident
 from vje.data.sources import ImageSource
 from vje.data.stream import Crops
+from vje.errors import UserError
+from vje.evaluation.evaluate import encoded_spaces, stored_spaces
 from vje.evaluation.features import Features
 from vje.evaluation.probe import Split, Training, hold_out, shuffled, stored_training
-from vje.evaluation.spaces import encoded_spaces, stored_spaces
+from vje.evaluation.usual import USUAL_PROBE
 from vje.methods.method import Method
 from vje.random import Draws, Stream
 from vje.training.batches import Batches, ResidentBatches, StreamBatches
@@ -54,7 +56,7 @@ class EncodedBatches:
         autocast: bool = False,
         unreadable: Mapping[str, str] | None = None,
     ) -> None:
-        self.model, self.images, self.augmentation = model, images, augmentation
+        self.model, self.images, self.augmentation, self.batch = model, images, augmentation, batch
         self.names, self.seed, self.autocast = list(names), seed, autocast
         self.steps_per_epoch = images.steps_per_epoch
         self._unreadable = dict(unreadable or {})
@@ -85,13 +87,26 @@ class EncodedBatches:
         self.images.close()
 
 
+def step_batch(wanted: int | None, images: int) -> int:
+    """Images a step, for so many training images.
+
+    >>> step_batch(None, 50_000), step_batch(None, 162), step_batch(64, 162)
+    (256, 81, 64)
+    """
+    half = max(1, images // 2)
+    if wanted is not None and wanted > images:
+        raise UserError(f"--batch {wanted} is more than the {images} training images: use --batch {half}.")
+    usual: int = USUAL_PROBE["batch"]
+    return wanted or (usual if images >= usual else half)
+
+
 def stored(
-    model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, batch: int, _: Config, options: "Options"
+    model: Method, bank: ImageSource, names: list[str], features: FeaturesOf, _: Config, options: "Options"
 ) -> Training:
     """Training on features without augmentation, each computed once."""
     found = features("training images", bank)
     assert found.labels is not None
-    spaces = stored_spaces(model, found, names)
+    spaces, batch = stored_spaces(model, found, names), step_batch(options.batch, len(found.labels))
     return stored_training(spaces, found.labels, batch, options.held_out, options.seed)
 
 
@@ -100,7 +115,6 @@ def augmented(
     bank: ImageSource,
     names: list[str],
     features: FeaturesOf,
-    batch: int,
     config: Config,
     options: "Options",
 ) -> Training:
@@ -113,7 +127,7 @@ def augmented(
     inner = found.kept < len(held)  # unreadable files have no features
     assert found.labels is not None
     validation = Split({name: x[inner.to(x.device)] for name, x in reference.items()}, found.labels[inner])
-    batches = _encoded(model, bank, names, batch, config, options, dict(found.failures))
+    batches = _encoded(model, bank, names, config, options, dict(found.failures))
     return Training(batches, torch.as_tensor(bank.labels), held, validation, reference)
 
 
@@ -121,7 +135,6 @@ def _encoded(
     model: Method,
     bank: ImageSource,
     names: list[str],
-    batch: int,
     config: Config,
     options: "Options",
     unreadable: Mapping[str, str],
@@ -135,9 +148,11 @@ def _encoded(
         side = min(bank.uniform_shape)
         found = load_resident(bank, side, side, prepare.channels, options.workers)
         places = torch.from_numpy(found.kept).to(device)
+        batch = step_batch(options.batch, len(found.kept))
         images = ResidentBatches(found.images.to(device), batch, batch, 0, options.seed, places)
     else:
         source, workers = bank.labelled(np.arange(len(bank))), min(options.workers, os.cpu_count() or 1)
+        batch = step_batch(options.batch, len(bank))
         crops = Crops(source, size=prepare.crop, channels=prepare.channels, seed=options.seed, area=area, ratio=ratio)
         images = StreamBatches(crops, batch, batch, 0, epochs=options.epochs, workers=workers, device=device)
     augmentation = Augmentation(prepare.crop, area, ratio, settings.flip, jitter=0.0, grayscale=0.0)

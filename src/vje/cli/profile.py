@@ -144,7 +144,6 @@ def count_row(name: str, options: Options) -> dict[str, Any]:
 def measure(methods: list[str], options: Options, device: "torch.device") -> "dict[str, Timing]":
     """Speed and memory of each method; SimSiam, which they are compared with, takes part in any case."""
     import torch
-    from rich.console import Console
 
     from vje.cli.console import counting
     from vje.evaluation.profile import TimedStep, race
@@ -157,7 +156,7 @@ def measure(methods: list[str], options: Options, device: "torch.device") -> "di
         for name in dict.fromkeys([*methods, REFERENCE]):
             model = _build(name, options).to(device, memory_format=torch.channels_last)
             steps[name] = TimedStep(model, views, CLASSES, autocast)
-        with counting(Console(stderr=True), "windows") as report:
+        with counting("windows") as report:
             return race(steps, REFERENCE, options.windows, options.steps, min(3, options.steps), report)
     except torch.OutOfMemoryError:
         raise UserError(

@@ -69,7 +69,13 @@ def run(arguments: list[str]) -> int:
     check_own(out, is_page, "page")
     if len(folders) == 1 and options.points and has_model(folders[0]):
         _check_data(folders[0], options)
-    print(f"Written to {write_report(folders[0], out, options) if len(folders) == 1 else _compare(folders, out)}")
+    if len(folders) == 1:
+        write_report(folders[0], out, options)
+    else:
+        from vje.reporting.compare_page import compare_page
+
+        write_atomically(out, compare_page(folders, out).encode())
+    print(f"Written to {out}")
     return 0
 
 
@@ -94,13 +100,6 @@ def write_report(folder: RunFolder, out: Path, options: Options) -> Path:
     elif options.points:
         atlas, weights = _survey(folder, options)
     write_atomically(out, run_page(folder, atlas, reason, weights).encode())
-    return out
-
-
-def _compare(folders: list[RunFolder], out: Path) -> Path:
-    from vje.reporting.compare_page import compare_page
-
-    write_atomically(out, compare_page(folders, out).encode())
     return out
 
 

@@ -231,7 +231,10 @@ def _written(name: str, out: Path) -> str:
     scale = re.compile(r"(_e\d+)?(_s\d+)?")
     files = [file for file in sorted(out.glob(f"{name}*.json")) if scale.fullmatch(file.stem.removeprefix(name))]
     whole = out / f"{name}.json"
-    records = map(read_json, [whole] if whole in files else files)
+    try:
+        records = [read_json(file) for file in ([whole] if whole in files else files)]
+    except UserError as error:
+        return str(error)
     return "; ".join(", ".join(filter(None, [x.get("scaled"), _lacking(x)])) or "whole" for x in records)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from torch import Tensor
 
 from vje.cli.console import counting
@@ -20,7 +19,6 @@ from vje.ood.detector import ImageDetector, ScoredBatch
 from vje.reporting.sheet import Extremes, save_sheet
 
 SAME = 1e-3
-"""Difference of scores of the same image by the same model, on another device at most."""
 """How far an image's score may be from itself in another batch or on another device, and as a share of it."""
 
 
@@ -40,7 +38,7 @@ class ScoringJob:
         todo, keep = self._remaining()
         table = open_table(self.options, keep)
         try:
-            with counting(Console(stderr=True), "images") as report:
+            with counting("images") as report:
                 for rows in self._scored(todo) if todo else ():
                     table.write([row for _, row in rows])
                     for place, row in rows:
@@ -86,7 +84,7 @@ class ScoringJob:
             if row["outlier"] == str(True):
                 outliers.add(name)
         names = [os.path.normpath(here / self._name(place)) for place in everything]
-        scores = {place: float(done[names[place]]) for place in everything if done.get(names[place])}
+        scores = {place: self._number(done[names[place]]) for place in everything if done.get(names[place])}
         self._check_model(scores)
         for place, score in scores.items():
             self.extremes.add(score, place)
@@ -101,11 +99,17 @@ class ScoringJob:
         if row["error"]:
             return
         if thoroughly and detector.calibration is not None:
-            p = str(p_values(detector.calibration.scores, detector.sign * float(row[detector.ranked_by])))
+            p = str(p_values(detector.calibration.scores, detector.sign * self._number(row[detector.ranked_by])))
         if thoroughly and row["p_value"] != p:
             raise UserError(f"{out} was begun with another calibration, or none: score it all again, with --force.")
-        if row["p_value"] and row["outlier"] != str(float(row["p_value"]) <= self.options.alpha):
+        if row["p_value"] and row["outlier"] != str(self._number(row["p_value"]) <= self.options.alpha):
             raise UserError(f"{out} was begun with another --alpha: use that, or start a new file with --force.")
+
+    def _number(self, text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise UserError(f"{self.options.out} has {text!r} where a score should be: mend it first.") from None
 
     def _check_model(self, scores: dict[int, float]) -> None:
         """Refuse to mix scores of two models, or of other views: most of some images must still have theirs."""

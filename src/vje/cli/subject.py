@@ -48,7 +48,7 @@ def run_config(folder: RunFolder, data: str | None, data_dir: Path | None, label
 
 def own_data(folder: RunFolder, given: str) -> str:
     """What a run was trained on, also seen from another folder than the one it was started in."""
-    recorded = folder.read("data").get("path") if (folder.path / "data.json").is_file() else None
+    recorded = folder.find("data").get("path")
     here = Path(given).expanduser()
     same = here.is_absolute() or recorded is None or here.resolve() == Path(recorded)
     if recorded is None or (here.exists() and (same or not Path(recorded).exists())):
@@ -93,12 +93,10 @@ class Subject:
 
     def features(self, what: str, source: "ImageSource", target: bool = True) -> "Features":
         """Embeddings of images, computed or kept from before, while a bar counts; unreadable files are told."""
-        from rich.console import Console
-
         from vje.cli.console import counting
         from vje.evaluation.features import cached_features
 
-        with counting(Console(stderr=True), what) as report:
+        with counting(what) as report:
             found = cached_features(
                 self.model, source, self.folder.cache, self.batch, self.workers, report, target=target
             )

@@ -142,7 +142,7 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
     _check_surroundings(config)
     watch = _watch_port(options)
     if folder.model_file.exists() and folder.epochs_done() >= config.optimizer.epochs:
-        print(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: {command('vje', 'evaluate', path)}")
+        _say(f"{path} is finished ({stored.optimizer.epochs} epochs). Next: {command('vje', 'evaluate', path)}")
         return 0
     with claimed(folder) if _is_first() else nullcontext():
         return _train(config, folder, resuming=True, watch=watch)
@@ -151,6 +151,11 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
 def _is_first() -> bool:
     """Whether this is the process that writes, of those that torchrun may have started."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def _say(line: str) -> None:
+    if _is_first():
+        print(line)
 
 
 def _check_surroundings(config: Config) -> None:
@@ -170,14 +175,14 @@ def _check_changes(stored: Config, config: Config, extend: bool, done: int) -> N
         if name in ("epochs", "schedule_epochs"):
             continue
         if name == "data":
-            print(f"{option} {old} -> {new}: these have to be the same images, which is checked.")
+            _say(f"{option} {old} -> {new}: these have to be the same images, which is checked.")
         elif not free:
             raise UserError(
                 f"{option} {old} -> {new} cannot be changed on resume: the steps taken so far depend on it. "
                 "Start a new run instead."
             )
         elif name in ("device", "compile", "graph"):
-            print(f"{option} {old} -> {new}: results will not be bit-identical to an uninterrupted run.")
+            _say(f"{option} {old} -> {new}: results will not be bit-identical to an uninterrupted run.")
 
 
 def _check_length(old: OptimizerConfig, new: OptimizerConfig, extend: bool, done: int) -> None:
@@ -206,7 +211,7 @@ def _check_length(old: OptimizerConfig, new: OptimizerConfig, extend: bool, done
             f"--schedule-epochs {new.span} would change nothing: all {done} epochs are done. Give more with --epochs."
         )
     else:
-        print(f"{option}: from here on the schedules are those of a run of {new.span} epochs.")
+        _say(f"{option}: from here on the schedules are those of a run of {new.span} epochs.")
 
 
 def _watch_port(options: Options) -> int | None:

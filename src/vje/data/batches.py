@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vje.data.decode import UnreadableImage
 from vje.data.sources import ArraySource, ImageSource
@@ -114,10 +115,10 @@ def _by_processes(
 ) -> Iterator[EvalBatch]:
     """Parts come back as arrays, through pipes: tensors would take shared memory, of which containers have little."""
     parts = [batch[start : start + PART] for batch in batches for start in range(0, len(batch), PART)]
-    loader = DataLoader(
-        _Parts(source, preprocessing, parts),
+    loader: DataLoader[Part] = DataLoader(
+        parts,  # type: ignore[arg-type]  # a list does
         batch_size=None,
-        collate_fn=_as_it_is,  # type: ignore[arg-type]  # the usual one would make tensors
+        collate_fn=partial(_part, source, preprocessing),  # in the worker
         num_workers=min(workers, len(parts)),
         worker_init_fn=answer_to_the_parent,
         multiprocessing_context=START,
@@ -137,20 +138,9 @@ def _by_processes(
         yield EvalBatch(places, torch.from_numpy(np.concatenate(images)), list(chain(*failures)))
 
 
-class _Parts(Dataset[Part]):
-    def __init__(self, source: ImageSource, preprocessing: Preprocessing, parts: Sequence[range]) -> None:
-        self.source, self.preprocessing, self.parts = source, preprocessing, parts
-
-    def __getitem__(self, number: int) -> Part:
-        batch = _decoded(self.source, self.parts[number], self.preprocessing)
-        return batch.indices.tolist(), batch.images.numpy(), batch.failures
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-
-def _as_it_is(part: Part) -> Part:
-    return part
+def _part(source: ImageSource, preprocessing: Preprocessing, indices: range) -> Part:
+    batch = _decoded(source, indices, preprocessing)
+    return batch.indices.tolist(), batch.images.numpy(), batch.failures
 
 
 def _collate(indices: range, items: Sequence[Item], preprocessing: Preprocessing) -> EvalBatch:

@@ -127,7 +127,7 @@ def _to_eight_bits(values: NDArray[Any], always_deep: bool) -> NDArray[np.uint8]
     values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
     if low < 0 or high > 65535:
-        values, top = values - low, high - low
+        values, top = values - low, (high - low) or 1.0
     elif always_deep or high > 255:
         top = 65535.0
     else:

@@ -114,10 +114,18 @@ def walk(root: Path) -> Iterator[str]:
             continue
         for entry in entries:
             name = f"{folder}/{entry.name}" if folder else entry.name
-            if not entry.is_dir():
+            if not _leads_on(entry):
                 yield name
             elif not entry.name.startswith("."):
                 (links if entry.is_symlink() else folders).append(name)
+
+
+def _leads_on(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder; a link to itself is not."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _hidden(name: str) -> bool:

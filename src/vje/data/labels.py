@@ -30,7 +30,7 @@ def read_labels(path: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
     unlabelled = [name for name in names if name not in table]
     unknown = [name for name in table if name not in known]
     if unlabelled or unknown:
-        if unknown == [next(iter(table))] and not unlabelled:
+        if unknown == list(table)[:1] and not unlabelled:
             raise UserError(
                 f"the first row of the label file {path} names no image ({unknown[0]}): a header has to read file,label"
             )
@@ -64,6 +64,8 @@ def _from_csv(path: Path) -> dict[str, str]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
             lines = [(reader.line_num, row) for row in reader if row]
+    except OSError as error:
+        raise UserError(f"cannot read the label file {path}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"cannot read the label file {path}: it is no UTF-8 text with comma-separated columns"

@@ -188,8 +188,7 @@ class FolderSource(ImageSource):
     @cached_property
     def channels(self) -> int:
         """1 if every file of an evenly spaced sample declares itself grey."""
-        step = max(1, len(self) // _HEADER_SAMPLE)
-        found = [is_grey(self.root / name) for name in self.files[::step][:_HEADER_SAMPLE]]
+        found = [is_grey(self.root / name) for name in self.thinned(_HEADER_SAMPLE).files]
         known = [grey for grey in found if grey is not None]
         return 1 if known and all(known) else 3
 

@@ -4,7 +4,7 @@ Only encoder outputs are kept. The posterior is a small function of them, and is
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -114,7 +114,8 @@ def cached_features(
     """:func:`compute_features`, unless ``folder`` has them for these weights and this data already."""
     file = folder / f"features-{weights_fingerprint(model)[:16]}-{source.fingerprint()[:16]}.safetensors"
     found = _read(file, source)
-    if found is not None and (found.target is not None or not target or model.target_encoder is None):
+    complete = found is not None and (found.target is not None or not target or model.target_encoder is None)
+    if found is not None and complete and not _mended(model, source, found.failures, batch_size, workers):
         return found
     features = compute_features(model, source, batch_size, workers, report, target)
     tensors = {"z": features.z, "kept": features.kept}
@@ -123,6 +124,18 @@ def cached_features(
     with suppress(UserError):  # a folder that cannot be written to
         write_atomically(file, save(tensors, metadata={"failures": json.dumps(features.failures)}))
     return features
+
+
+def _mended(
+    model: Method, source: ImageSource, failures: Sequence[tuple[str, str]], batch_size: int, workers: int
+) -> bool:
+    """Whether a file that could not be read now can: the drive is back, or a decoder was installed."""
+    failed = {name for name, _ in failures}
+    places = [place for place, name in enumerate(source.names) if name in failed] if failed else []
+    if not places or model.preprocessing is None:
+        return False
+    batches = evaluation_batches(source.subset(places), model.preprocessing, batch_size, workers)
+    return any(len(batch.indices) for batch in batches)
 
 
 def weights_fingerprint(model: Method) -> str:

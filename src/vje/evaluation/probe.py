@@ -13,8 +13,8 @@ result is still a linear classifier of the features themselves.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class Split(NamedTuple):
 class TrainingFeatures(Protocol):
     """Where mini-batches come from."""
 
+    batch: int
     steps_per_epoch: int
 
     def epoch(self, number: int) -> Iterator[tuple[Mapping[str, Tensor], Tensor]]:
@@ -107,10 +108,6 @@ class ProbeResult:
     top5: float | None
     lr: float
     rates: list[RateResult]
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return asdict(self)
 
 
 def linear_probe(

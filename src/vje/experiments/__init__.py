@@ -168,6 +168,8 @@ def load_experiment(name: str) -> Experiment:
             raise UserError(f"there is no file {name}.")
         try:
             text = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot read {name}: {error.strerror}.") from None
         except UnicodeDecodeError:
             raise UserError(f"{name} is not text in UTF-8: save it as that.") from None
         return _read(text, Path(name).stem, {"source": "declared", "epochs": 0})

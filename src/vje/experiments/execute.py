@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console
 from rich.live import Live
@@ -21,7 +21,8 @@ from vje.experiments.grid import PYTHON
 from vje.experiments.plan import Job, divergence, profile_state, state_of
 from vje.lock import lock
 from vje.runs import write_json
-from vje.signals import stop_signals
+from vje.signals import heeding
+from vje.terminal import say
 
 POLL = 0.1
 TAIL = 4
@@ -89,14 +90,14 @@ class Runner:
     def __call__(self) -> None:
         """Run everything, or as much as there is time for before a request to stop."""
         until = math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
-        with self._listening(), self._live() as live:
+        with heeding(self._request), self._live() as live:
             while self._children or (self._waiting and not self.stopped):
                 for _ in list(self._waiting):  # each once, as one that has to wait goes to the end
                     if len(self._children) < self.parallel and not self.stopped:
                         self._begin(self._waiting.pop(0))
                 time.sleep(POLL)
                 if time.monotonic() >= until and not self.stopped:
-                    self._say(f"{self.minutes:g} minutes are over", "yellow")
+                    say(self.console, f"{self.minutes:g} minutes are over", "yellow")
                     self._stop(signal.SIGTERM)
                 for child in list(self._children):
                     self._look(child)
@@ -111,7 +112,11 @@ class Runner:
             self._waiting.append(job)
             if name not in self._elsewhere:
                 self._elsewhere.add(name)
-                self._say(f"{name}: another process is making it, see {file}; waiting until it is through", "yellow")
+                say(
+                    self.console,
+                    f"{name}: another process is making it, see {file}; waiting until it is through",
+                    "yellow",
+                )
             return
         if name in self._elsewhere:
             planned = self._planned(job)
@@ -122,7 +127,7 @@ class Runner:
         child = Child(job, list(job.steps), log)
         number = self._total - len(self._waiting)
         how = "resuming" if job.state == "interrupted" else "next"
-        self._say(f"[{number} of {self._total}] {job.run.name}: {how}: {', '.join(child.steps)}")
+        say(self.console, f"[{number} of {self._total}] {job.run.name}: {how}: {', '.join(child.steps)}")
         self._children.append(child)
         self._start(child)
 
@@ -139,12 +144,12 @@ class Runner:
             jobs = {found.run.name: found for found in self.replan()} if self.replan is not None else {}
         except UserError as error:
             self.failures[name] = str(error)
-            self._say(f"{name}: {error}", "red")
+            say(self.console, f"{name}: {error}", "red")
             return None
         job = jobs.get(name, job)
         if job.steps and not job.obstacle:
             return job
-        self._say(f"{name}: the other process is through; {job.obstacle or 'nothing is left to do'}")
+        say(self.console, f"{name}: the other process is through; {job.obstacle or 'nothing is left to do'}")
         return None
 
     def _look(self, child: Child) -> None:
@@ -161,19 +166,23 @@ class Runner:
         child.log.close()
         name, seconds = child.job.run.name, time.monotonic() - child.began
         if status == 0 and len(child.steps) == 1:
-            self._say(f"{name}: done after {seconds:,.0f} s", "green")
+            say(self.console, f"{name}: done after {seconds:,.0f} s", "green")
         elif state_of(child.job.folder, child.job.run.epochs) == "diverged":
             folder = child.job.folder  # a result like any other: the paper has such runs too
             again = command("vje", "train", "--resume", folder.path)
-            self._say(f"{name}: {divergence(folder)}; to try again: {again}", "yellow")
+            say(self.console, f"{name}: {divergence(folder)}; to try again: {again}", "yellow")
         elif self.stopped:
-            self._say(f"{name}: stopped; it goes on from there next time")
+            say(self.console, f"{name}: stopped; it goes on from there next time")
         else:
             last = _last_lines(Path(child.log.name))
             self.failures[name] = f"vje {child.steps[0]} failed: {last[-1] if last else f'status {status}'}"
-            self._say(f"{name}: vje {child.steps[0]} failed with status {status}; the end of {child.log.name}:", "red")
+            say(
+                self.console,
+                f"{name}: vje {child.steps[0]} failed with status {status}; the end of {child.log.name}:",
+                "red",
+            )
             for line in last:
-                self._say(f"    {line}", "dim")
+                say(self.console, f"    {line}", "dim")
 
     @contextlib.contextmanager
     def _live(self) -> Iterator[Live | None]:
@@ -184,30 +193,15 @@ class Runner:
         with Live(console=self.console, refresh_per_second=2, transient=True) as live:
             yield live
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _request(self, number: int, frame: FrameType | None) -> None:
         """Pass signals to stop on to the children, which save themselves; a second Ctrl-C ends them at once."""
-
-        def request(number: int, frame: FrameType | None) -> None:
-            self._stop(signal.SIGKILL if self.stopped and number == signal.SIGINT else signal.SIGTERM)
-
-        before: dict[int, Any] = {}
-        for number in stop_signals():
-            before[number] = signal.signal(number, request)
-        try:
-            yield
-        finally:
-            for known, handler in before.items():
-                signal.signal(known, handler)
+        self._stop(signal.SIGKILL if self.stopped and number == signal.SIGINT else signal.SIGTERM)
 
     def _stop(self, number: int) -> None:
         """Begin nothing more, and tell the children."""
         self.stopped = True
         for child in self._children:
             child.tell(number)
-
-    def _say(self, text: str, style: str = "") -> None:
-        self.console.print(Text(text, style), soft_wrap=True)
 
 
 def _locked(file: Path) -> IO[bytes] | None:

@@ -15,8 +15,7 @@ from typing import Any
 from vje.config import Config, read_config, to_dict
 from vje.errors import UserError, command
 from vje.experiments import Cell, Experiment
-from vje.methods import method_names
-from vje.recipes import load_recipe, recipe_names
+from vje.recipes import load_recipe, split
 from vje.runs import RunFolder
 
 
@@ -142,24 +141,15 @@ def method_of(recipe: str) -> str:
     """
     if recipe.endswith(".toml"):
         return load_recipe(recipe).method
-    return next((m for m in method_names() if _base(recipe) == recipe.removesuffix(f"-{m}") != recipe), "vje")
+    return split(recipe)[1] or "vje"
 
 
-def _base(recipe: str) -> str:
-    """The data set's recipe below one that has a method on top."""
-    known = recipe_names()
-    bases = (recipe.removesuffix(f"-{method}") for method in method_names())
-    return recipe if recipe in known else next((base for base in bases if base in known), recipe)
+_recipe = functools.cache(load_recipe)
 
 
-@functools.cache
-def _recipe(recipe: str) -> Config:
-    return load_recipe(recipe)
-
-
-@functools.cache
 def _base_config(recipe: str) -> Config:
-    return _recipe(_base(recipe))
+    """The data set's recipe below one that has a method on top."""
+    return _recipe(split(recipe)[0])
 
 
 def _close(name: str, recipe: str, values: dict[str, Any]) -> str:

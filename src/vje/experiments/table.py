@@ -287,7 +287,7 @@ def provenance(folders: Sequence[RunFolder], jobs: Sequence[Job], more: Sequence
 def _surroundings(folder: RunFolder) -> dict[str, Any]:
     """What a run was made with, as far as it says."""
     try:
-        return folder.read("environment") if (folder.path / "environment.json").exists() else {}
+        return folder.find("environment")
     except Damaged:
         return {}
 

@@ -12,14 +12,14 @@ from vje.runs import RunFolder
 
 def unusual(folder: RunFolder, file: str) -> str:
     """What of a result's settings, or of its images, is not as usual, in words; empty if nothing, or no result."""
-    if not (folder.path / f"{file}.json").exists():
+    found = folder.find(file)
+    if not found:
         return ""
-    found = folder.read(file)
     if found.get("lacking"):
         return f"{found['lacking']:,} of the run's images missing"
     if file not in ("evaluation", "probe"):
         return ""
-    differing = _evaluation(found) if file == "evaluation" else _probe(found, _dimension(folder))
+    differing = _evaluation(found) if file == "evaluation" else _probe(found, int(folder.find("model").get("dim", 0)))
     return ", ".join(
         f"{name.replace('_', '-')} {said(value)} instead of {said(usual)}" for name, (value, usual) in differing.items()
     )
@@ -40,8 +40,3 @@ def _probe(found: Mapping[str, Any], dimension: int) -> dict[str, tuple[Any, Any
         usual["augment"] = True
     space: Mapping[str, Any] = next(iter(found.get("spaces", {}).values()), {})  # the others had the same rates
     return probe_differences(found, space, usual)
-
-
-def _dimension(folder: RunFolder) -> int:
-    """Of the encoder's features, as far as the run says."""
-    return int(folder.read("model").get("dim", 0)) if (folder.path / "model.json").exists() else 0

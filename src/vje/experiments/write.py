@@ -171,8 +171,8 @@ def _roc(experiment: Experiment, results: Results, file: Path) -> bool:
     """Draw the paper's ROC curves, over all runs whose curves are there."""
     found = []
     for folder in _finished(experiment, results):
-        if is_fresh(folder, "ood") and (folder.path / "ood-curves.json").exists():
-            found.append(folder.read("ood-curves"))
+        if is_fresh(folder, "ood") and (curves := folder.find("ood-curves")):
+            found.append(curves)
         else:
             results.gaps.setdefault("no ood-curves.json, which `vje ood` writes", {})[folder.path.name] = None
     if found:
@@ -205,7 +205,7 @@ def _uses(experiment: Experiment, kind: str) -> bool:
 
 def _ood_notes(folders: list[RunFolder]) -> list[str]:
     """Which images the out-of-distribution sets were."""
-    found = [folder.read("ood") for folder in folders if (folder.path / "ood.json").exists()]
+    found = [found for folder in folders if (found := folder.find("ood"))]
     sets = {", ".join(f"{name} {count:,}" for name, count in result["counts"].items()) for result in found}
     partial = sorted({name for result in found for name in partial_sets(result).values()})
     notes = [f"Images of each set: {text}." for text in sorted(sets)]

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from vje.likelihood import at_least_float32
@@ -66,11 +66,6 @@ class BYOL(Method):
         self.predictor = mlp([projection, hidden, projection], last_bias=False)
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
-
-    @property
-    def target_encoder(self) -> nn.Module:
-        """The moving average of the encoder."""
-        return self.target
 
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Loss of a pair of views."""

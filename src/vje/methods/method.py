@@ -126,8 +126,9 @@ class Method(nn.Module, ABC):
 
     @property
     def target_encoder(self) -> nn.Module | None:
-        """The moving-average encoder, for methods that have one."""
-        return None
+        """The moving-average encoder, for methods that have one: as ``target``."""
+        found: nn.Module | None = getattr(self, "target", None)
+        return found
 
     def leaves_unused(self) -> bool:
         """Whether some parameters may get no gradient in a step, which DistributedDataParallel must know."""

@@ -102,11 +102,6 @@ class MoCo(Method):
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.register_buffer("negatives", normalize(torch.randn(queue, projection), dim=1))  # newest first
 
-    @property
-    def target_encoder(self) -> nn.Module:
-        """The key encoder."""
-        return self.target
-
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Loss of a pair of views; in training mode their keys go into the queue."""
         two_views(self, views)

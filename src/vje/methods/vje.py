@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from vje.likelihood import at_least_float32, directional_nll, radial_nll, standard_nll
@@ -100,11 +100,6 @@ class VJE(Method):
         self.batch_norm, self.target_batch_norm = batch_norm, target_batch_norm
         self.ratio, self.target_momentum = ratio, target_momentum
         self.train()  # a target with running statistics is in evaluation mode from the first step
-
-    @property
-    def target_encoder(self) -> nn.Module | None:
-        """The EMA encoder, if the target is one."""
-        return self.target
 
     # Training
 

@@ -96,7 +96,7 @@ class GaussianHead(nn.Module):
     def __init__(self, dim: int, hidden: int, latent: int, floor: float) -> None:
         super().__init__()
         self.floor = floor
-        self.body = nn.Sequential(nn.Linear(dim, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True))
+        self.body = mlp([dim, hidden], last_norm="batch").append(nn.ReLU(inplace=True))
         self.mean = mlp([hidden, latent], last_norm="plain")
         self.variance = nn.Linear(hidden, latent)
 
@@ -159,11 +159,6 @@ class VSSL(Method):
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_head = copy.deepcopy(self.head).requires_grad_(False)
         self.predict = mlp([latent, hidden, latent], last_bias=False) if predictor else nn.Identity()
-
-    @property
-    def target_encoder(self) -> nn.Module:
-        """The teacher's encoder."""
-        return self.target
 
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Loss of a pair of views."""

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -29,10 +29,6 @@ class Architecture:
     small_images: bool = False
     normalization: Normalization = "batch"
     image_size: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return asdict(self)
 
 
 class UnknownEncoder(ValueError):

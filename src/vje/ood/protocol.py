@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -165,8 +164,3 @@ def mean_and_std(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             merged[key] = {"mean": float(np.mean(values)), "std": std}
     return merged
-
-
-def embeddings(parts: Sequence[Features]) -> Tensor:
-    """Embeddings of a set that comes in several parts."""
-    return torch.cat([part.z for part in parts])

@@ -36,7 +36,7 @@ def load_recipe(name: str, method: str | None = None) -> Config:
     """
     if method is not None:
         check_method(method)
-    base, own = _split(name)
+    base, own = split(name)
     settings = _settings(base if method is not None else name, seen=())
     title = Path(name).stem
     if method is not None and method != settings.get("method", "vje"):
@@ -93,7 +93,7 @@ def unheeded(name: str, config: Config) -> list[str]:
 
 def _settings(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """A recipe's nested settings, with those of what it extends below them."""
-    base, method = _split(name)
+    base, method = split(name)
     if method is not None:
         return _with_method(_settings(base, seen), method)
     own, extended = _read(name)
@@ -154,7 +154,7 @@ def _method_settings(method: str) -> dict[str, Any]:
     return _parse(file.read_text(encoding="utf-8"), f"methods/{method}.toml") if file.is_file() else {}
 
 
-def _split(name: str) -> tuple[str, str | None]:
+def split(name: str) -> tuple[str, str | None]:
     """Split "cifar10-simsiam" into ("cifar10", "simsiam"); any other name has no method to it."""
     known = recipe_names()
     for method in method_names():

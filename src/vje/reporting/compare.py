@@ -181,7 +181,7 @@ def read_run(folder: RunFolder) -> Run:
 def _config(folder: RunFolder) -> Config:
     """A run's settings; data that was given by a path goes by the whole path, wherever training was started."""
     config = stored_config(folder)
-    known = folder.read("data").get("path") if (folder.path / "data.json").is_file() else None
+    known = folder.find("data").get("path")
     return config if known is None else replace(config, data=replace(config.data, data=known))
 
 

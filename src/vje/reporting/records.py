@@ -8,11 +8,8 @@ from vje.runs import RunFolder
 
 def read_epochs(folder: RunFolder) -> list[dict[str, Any]]:
     """The epochs recorded so far; lines that are none, and k-NN accuracies that are no table, are passed over."""
-    records = [r for r in folder.metrics() if isinstance(r, dict) and isinstance(r.get("epoch"), int)]
-    return [
-        {name: value for name, value in record.items() if name != "knn" or isinstance(value, dict)}
-        for record in records
-    ]
+    records = [record for record in folder.metrics() if isinstance(record.get("epoch"), int)]
+    return [{k: x for k, x in record.items() if k != "knn" or isinstance(x, dict)} for record in records]
 
 
 def read_failure(folder: RunFolder) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def run_page(folder: RunFolder, atlas: Atlas | None, no_map: str = "", weights: 
     """
     config, records, failure = folder.read("config"), read_epochs(folder), read_failure(folder)
     method, results = method_of(config), _results(folder, weights)
-    panels, curves = curve_panels(records, method), _read(folder, "ood-curves") if "ood" in results.current else {}
+    panels, curves = curve_panels(records, method), folder.find("ood-curves") if "ood" in results.current else {}
     body = fill(
         "report.html",
         name=folder.path.resolve().name,
@@ -103,7 +103,7 @@ def _divergence(failure: Mapping[str, Any], records: list[dict[str, Any]]) -> It
 
 
 def _origin(folder: RunFolder) -> Html:
-    found, data = _read(folder, "environment"), _read(folder, "data")
+    found, data = folder.find("environment"), folder.find("data")
     words = [f"vje {found['vje']}" if "vje" in found else "", f"on {found['device']}" if "device" in found else ""]
     if "train_images" in data:
         words.append(f"{data['train_images']:,} training and {data.get('test_images', 0):,} held-out images")
@@ -124,7 +124,7 @@ class Results(NamedTuple):
 
 
 def _results(folder: RunFolder, weights: str | None) -> Results:
-    found = {name: content for name in RESULTS if (content := _read(folder, name))}
+    found = {name: content for name in RESULTS if (content := folder.find(name))}
     stale = {name: reason for name in found if (reason := folder.superseded(name, weights))}
     return Results({name: content for name, content in found.items() if name not in stale}, stale)
 
@@ -143,12 +143,12 @@ def _notes(folder: RunFolder, results: Results, records: list[dict[str, Any]], a
         yield escaped(
             f"The model, and so the map, is the one saved after step {saved:,}; the curves go on to step {last:,}."
         )
-    held_out = _read(folder, "data").get("test_images", 0)
+    held_out = folder.find("data").get("test_images", 0)
     if atlas is not None and atlas.total < held_out:
         yield escaped(
             f"The map is of {atlas.total:,} of the {held_out:,} images held out; others are missing or unreadable."
         )
-    labelled, vje = _read(folder, "data").get("labels", True), folder.read("config").get("method", "vje") == "vje"
+    labelled, vje = folder.find("data").get("labels", True), folder.read("config").get("method", "vje") == "vje"
     expected = {"evaluation": True, "probe": labelled, "geometry": labelled and vje, "ood": False}
     model = has_model(folder)
     for name, what in RESULTS.items():
@@ -297,7 +297,3 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_value, value))
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _read(folder: RunFolder, name: str) -> dict[str, Any]:
-    return folder.read(name) if (folder.path / f"{name}.json").exists() else {}

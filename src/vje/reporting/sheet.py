@@ -6,8 +6,7 @@ from pathlib import Path
 from vje.data.decode import UnreadableImage
 from vje.data.sources import ImageSource
 from vje.preprocessing import Preprocessing
-from vje.reporting.figures import drawable
-from vje.reporting.gallery import save_gallery
+from vje.reporting.figures import drawable, save_gallery
 
 COLUMNS = 10
 WIDTH = 1.4

@@ -2,8 +2,8 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vje.runs import RunFolder
-from vje.signals import stop_signals
+from vje.signals import heeding
 from vje.training import checkpoint
 from vje.training.alarms import CollapseWatch, non_finite
 from vje.training.batches import Batches
@@ -97,11 +97,13 @@ class Loop:
     def __call__(self) -> None:
         """Train."""
         self._last_checkpoint = time.monotonic()
-        with self._listening(), closing(self.batches):
+        with heeding(self._request), closing(self.batches):
             first_epoch, first_step = divmod(self.steps_done, self.batches.steps_per_epoch)
             for epoch in range(first_epoch, self.epochs):
                 self._train_epoch(epoch, first_step)
                 first_step = 0
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     def _train_epoch(self, epoch: int, first_step: int) -> None:
         total = self.batches.steps_per_epoch
@@ -194,25 +196,8 @@ class Loop:
         state.gram.copy_(local[1])
         self._last_checkpoint = time.monotonic()
 
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Turn signals to stop into a request to do so after the present step; a second Ctrl-C is obeyed at once."""
-
-        def request(number: int, frame: FrameType | None) -> None:
-            if self._stop and number == signal.SIGINT:
-                signal.default_int_handler(number, frame)
-            self._stop = True
-
-        before = {}
-        try:
-            for number in stop_signals():
-                before[number] = signal.signal(number, request)
-        except ValueError:  # not the main thread, as in a notebook's worker: signals are someone else's
-            pass
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        """A signal asks to stop after the present step; a second Ctrl-C is obeyed at once."""
+        if self._stop and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        self._stop = True
