@@ -15,6 +15,7 @@ from vje.cli.score_job import ScoringJob
 from vje.data.folders import scan_folder
 from vje.data.sources import ArraySource
 from vje.errors import UserError
+from vje.evaluation.features import weights_fingerprint
 from vje.methods.vje import VJE
 from vje.ood import detector as module
 from vje.ood.conformal import Calibration
@@ -266,8 +267,8 @@ def test_calibration_is_beside_the_model(tmp_path: Path) -> None:
 
 def test_a_score_that_is_not_a_number_is_an_outlier() -> None:
     model = make_model()
-    detector = ImageDetector(model, Calibration(np.arange(39.0), "nll", "", "", ""))
     model.inference.mean.bias.data.fill_(math.nan)
+    detector = ImageDetector(model, Calibration(np.arange(39.0), "nll", "", "", weights_fingerprint(model)))
     found = detector.score(pixels(2))
     assert found["p_value"].tolist() == [1 / 40] * 2 and found["outlier"].all()
     with pytest.raises(UserError, match="2 of 2 calibration scores are NaN"):
@@ -379,10 +380,12 @@ def test_p_values_of_other_weights_than_were_calibrated_are_refused() -> None:
     detector, images = ImageDetector(make_model()), pixels(20)
     detector.calibrate(images)
     expected = detector.score(images)
+    with pytest.raises(UserError, match="of other weights"):
+        ImageDetector(make_model(seed=1), detector.calibration).score(images)
     with torch.no_grad():
         weight = next(detector.model.inference.parameters())
         weight.mul_(2)
-        with pytest.raises(UserError, match="weights have changed"):
+        with pytest.raises(UserError, match="of other weights than the model has now"):
             detector.score(images)
         weight.div_(2)  # as they were
     assert close(detector.score(images), expected)

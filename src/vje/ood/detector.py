@@ -74,7 +74,7 @@ class ImageDetector:
         self.calibration = calibration
         self.file = file
         self.views = views
-        self._checked = self._version() if calibration is not None else None  # of weights that are the calibration's
+        self._checked: list[tuple[int, int]] | None = None  # version of weights known to be the calibration's
 
     @classmethod
     def from_run(
@@ -243,7 +243,7 @@ class ImageDetector:
             return scores | {"p_value": unknown, "outlier": torch.zeros_like(unknown, dtype=torch.bool)}
         if self._checked != self._version():
             if weights_fingerprint(self.model) != self.calibration.weights:
-                raise UserError("the model's weights have changed since this detector was calibrated: calibrate anew.")
+                raise UserError("this detector's calibration is of other weights than the model has now: calibrate anew.")
             self._checked = self._version()
         ranks = (self.sign * scores[self.ranked_by]).double()
         ranks = ranks.nan_to_num(torch.inf, torch.inf, -torch.inf)  # NaN: as odd as can be
