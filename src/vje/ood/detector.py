@@ -243,7 +243,7 @@ class ImageDetector:
             return scores | {"p_value": unknown, "outlier": torch.zeros_like(unknown, dtype=torch.bool)}
         if self._checked != self._version():
             if weights_fingerprint(self.model) != self.calibration.weights:
-                raise UserError("this detector's calibration is of other weights than the model has now: calibrate anew.")
+                raise UserError("this calibration is of other weights than the model has now: calibrate anew.")
             self._checked = self._version()
         ranks = (self.sign * scores[self.ranked_by]).double()
         ranks = ranks.nan_to_num(torch.inf, torch.inf, -torch.inf)  # NaN: as odd as can be
