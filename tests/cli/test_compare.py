@@ -582,6 +582,24 @@ def test_sets_of_ones_own_have_columns(vje, make_run, tmp_path):
     assert "OOD NLL (inbox" not in answer.out  # the second half of a head is below the first
 
 
+def test_images_that_each_run_held_out_are_no_other_images(vje, make_run, tmp_path):
+    """As with k-NN, whose images another seed holds out too; `vje ood` averages over such runs."""
+    mine = [own_sets(images={"id": print_}) | {"held_out": True} for print_ in ("1", "9")]
+    runs = [make_run(f"s{seed}", seed=seed, ood=ood) for seed, ood in enumerate(mine)]
+    answer = vje("compare", *runs, "--out", tmp_path / "c")
+    (group,) = groups_of(tmp_path).values()
+    assert group["values"]["OOD NLL (inbox against noise)"]["runs"] == 2
+    assert "each run's is of the images that it held out itself" in answer.out and "left out" not in answer.out
+    mixed = [runs[0], make_run("given", seed=2, ood=own_sets(images={"id": "1"}))]
+    assert "left out: OOD NLL" in vje("compare", *mixed, "--out", tmp_path / "c").out
+    other = [runs[0], make_run("dots", seed=3, ood=own_sets(images={"id": "9", "dots": "8"}) | {"held_out": True})]
+    vje("compare", *other, "--out", tmp_path / "c")
+    (group,) = groups_of(tmp_path).values()
+    assert "OOD NLL (inbox against noise)" in group["values"] and "OOD NLL (inbox against dots)" not in group["values"]
+    elsewhere = [runs[0], make_run("theirs", seed=4, ood=mine[0] | {"data": "theirs/inbox"})]
+    assert "left out: OOD NLL" in vje("compare", *elsewhere, "--out", tmp_path / "c").out
+
+
 @pytest.mark.parametrize(
     ("data", "name"), [("mine/inbox.npz", "inbox"), ("mine/2024.05", "2024.05"), ("svhn", "svhn"), (".", "images")]
 )

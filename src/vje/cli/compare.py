@@ -20,9 +20,10 @@ class Options:
     Runs that differ in their seeds alone are put together, as mean and standard deviation. What is shown was measured
     before, by `vje train`, `vje evaluate`, `vje probe` and `vje ood`; what was not measured, or of other weights than
     the run's model, or an average without some of its sets, or over runs that met different images, stays empty. Sets
-    of your own that were given to `vje ood` are shown if they hold the same images for every run. Variance and KL are
-    of VJE's posterior; those of a method with another prior have a column of its own. Runs that are unfinished, or
-    diverged, are marked, and so are columns with sets that are not the protocol's own.
+    of your own that were given to `vje ood` are shown if they hold the same images for every run, or each run was
+    measured on the images that it held out itself. Variance and KL are of VJE's posterior; those of a method with
+    another prior have a column of its own. Runs that are unfinished, or diverged, are marked, and so are columns with
+    sets that are not the protocol's own.
     """
 
     runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN")]]

@@ -68,6 +68,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
         "seed": config.run.seed,
         "epochs": config.optimizer.epochs,
         "finished": folder.model_file.exists(),
+        "held_out": sets.held_out,
         **used,
     }
     if scorer.classifier is not None:

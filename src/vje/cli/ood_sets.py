@@ -33,6 +33,7 @@ class Sets:
     # (in-distribution, other) images to choose hyper-parameters on; None if there are none
     validation: tuple[ImageSource, ImageSource] | None = None
     notes: Sequence[str] = ()  # lines on what is not at hand, or left out
+    held_out: bool = False  # whether the in-distribution images are those that the run held out itself
 
     def fingerprints(self) -> dict[str, list[str]]:
         """Of everything that a result depends on."""
@@ -135,14 +136,14 @@ def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
     members = [Member(name, None, (open_images((path,), None, data_dir, tell=False),)) for name, path in given.items()]
     inside = open_images((options.id,), None, data_dir, tell=False)
     unseen = _without_trained(folder, inside, splits, options.id, config.data.data)
+    own = unseen is not inside and set(unseen.names) <= set(folder.read("data").get("held_out") or ())
     if unseen is not inside:
-        held_out = set(unseen.names) <= set(folder.read("data").get("held_out") or ())  # not what came later
-        which = f"those that {folder.path} held out" if held_out else f"on which {folder.path} was not trained"
+        which = f"those that {folder.path} held out" if own else f"on which {folder.path} was not trained"
         notes.append(f"--id {options.id}: {len(unseen):,} of its images are used, {which}.")
     if len(unseen) < FEW:
         notes.append(f"--id {options.id}: {len(unseen)} images are few, and the figures as rough.")
     notes += [note for member in members for note in _doubtful(member, unseen, folder, splits)]
-    return Sets(None if splits is None else splits.bank, unseen, members, notes=notes)
+    return Sets(None if splits is None else splits.bank, unseen, members, notes=notes, held_out=own)
 
 
 def _doubtful(member: Member, inside: ImageSource, folder: RunFolder, splits: "Splits | None") -> Iterator[str]:

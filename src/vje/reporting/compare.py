@@ -10,7 +10,7 @@ from vje.config import Config, changed_fields, stored_config
 from vje.errors import UserError, command
 from vje.evaluation.usual import SPACES, USUAL_K, probe_differences, said
 from vje.recipes import load_recipe
-from vje.reporting.ood_columns import Images, benchmark_images, differ, ood_columns, own_images, own_options
+from vje.reporting.ood_columns import HELD_OUT, Images, benchmark_images, differ, ood_columns, own_images, own_options
 from vje.reporting.panels import Point, over_seeds, save_panels
 from vje.reporting.records import is_number, read_epochs, read_failure
 from vje.runs import COMMANDS, Damaged, RunFolder, distinct, repeated_seeds
@@ -92,6 +92,9 @@ class Group:
             there = ", ".join(str(path / "ood.json") for path in paths)
             columns = ", ".join(apart)
             notes.append(f"left out: {columns} of {there}, on different images; `{again}` measures all on the same")
+        own = [name for run in self.runs for name, images in run.images.items() if images.startswith(HELD_OUT)]
+        if own and len(self.runs) > 1:
+            notes.append(f"{', '.join(dict.fromkeys(own))}: each run's is of the images that it held out itself")
         return notes + repeated_seeds((run.config.run.seed, run.folder) for run in self.runs)
 
     def summary(self) -> dict[str, dict[str, float]]:

@@ -23,6 +23,10 @@ class Images(NamedTuple):
     partial: tuple[str, ...]  # names of those that are not the protocol's own image lists
 
 
+HELD_OUT = "held out"
+"""Stands for the in-distribution images of a run that was measured on those it held out itself."""
+
+
 def ood_columns(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """(title, AUROC) of a result: the means over near and far sets that lack none, or each set of one's own."""
     for title, score in ood_scores(found):
@@ -106,6 +110,8 @@ def own_images(found: Mapping[str, Any], unknown: str) -> dict[str, str]:
         unknown: stands for images that were not recorded.
     """
     prints, everything = found.get("images", {}), found.get("inputs", unknown)
+    if found.get("held_out"):  # which seeds draw differently, as for k-NN
+        prints = prints | {"id": f"{HELD_OUT} of {found['data']}"}
     return {
         column_title(found, title, name): f"{prints['id']} {prints[name]}" if name in prints else everything
         for title, _ in ood_scores(found)
