@@ -73,7 +73,7 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
         if find_method(config.method).needs_labels:
             _check_labels(splits.train, recorded, settings)
     train = splits.train
-    channels = settings.channels or train.channels
+    channels = settings.channels or (recorded or {}).get("channels") or train.channels
     resize = settings.resize or settings.size
     resident = None
     if _is_resident(train, settings, channels):

@@ -84,7 +84,7 @@ def save_model(model: "Method", path: str | Path) -> Path:
     """Write a model's weights and description; see :meth:`Method.save`."""
     from vje.evaluation.features import weights_fingerprint
 
-    if Path(path).suffix in (".pt", ".pth", ".ckpt", ".bin"):
+    if not Path(path).is_dir() and Path(path).suffix in (".pt", ".pth", ".ckpt", ".bin"):
         raise UserError(
             f"models are saved as safetensors: give a folder, or a name like {Path(path).stem}.safetensors."
         )

@@ -293,6 +293,7 @@ MISTAKES = {
     "space": (["--space", "mu"], ["--space mu", "z, mean, target"]),
     "batch": (["--batch", "97"], ["--batch 97 is more than the 96 training images", "--batch 48"]),
     "no batch": (["--batch", "0"], ["--batch must be at least 1, got 0"]),
+    "seed": (["--seed", "4294967296"], ["--seed must be between 0 and 2**32 - 1"]),
     "epochs": (["--epochs", "0"], ["--epochs must be at least 1, got 0"]),
     "rate": (["--lr", "0.1", "-1"], ["--lr must be positive"]),
     "decay": (["--weight-decay", "-1"], ["--weight-decay must be a number, 0 or more, got -1"]),

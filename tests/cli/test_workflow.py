@@ -14,6 +14,7 @@ from PIL import Image
 
 import vje as package
 from vje.data import registry
+from vje.data.sources import FolderSource
 
 PARTS = ("loss", "nll_directional", "nll_radial", "kl", "variance", "anisotropy", "norm_z", "norm_mean")
 RECORD = {"epoch", "step", "lr", *PARTS, "cosine_mean_z", "effective_rank", "images_per_second", "seconds", "knn"}
@@ -337,3 +338,27 @@ def test_a_run_that_diverges_says_so_in_its_folder(vje, tmp_path, tiny):
     assert answer.status == 2
     failed = json.loads((run / "failed.json").read_text())
     assert f"stopped at step {failed['step']}" in answer.err and failed["message"] in answer.err
+
+
+def test_broken_embeddings_do_not_end_training_before_its_loss_says_why(vje, tmp_path):
+    options = ("--epochs", 3, "--warmup-epochs", 0, "--lr", 1e15, "--knn-every", 1, "--batch", 1024, "--device", "cpu")
+    answer = vje("train", "digits-simsiam", *options, "--out", tmp_path / "run")
+    assert answer.status == 2 and "training stopped at step 2" in answer.err
+    assert "epoch 1: k-NN is left out, as embeddings are NaN or infinite." in answer.err
+    assert (tmp_path / "run" / "failed.json").exists()
+    assert "knn" not in json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+
+
+def test_a_network_keeps_its_channels_when_it_is_resumed(vje, tmp_path, tiny, monkeypatch):
+    """Whatever a later version, or another sample of the files, makes of a folder of grey and colour images."""
+    for i in range(40):
+        file = tmp_path / "set" / f"{i:02}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), 6 * i, np.uint8)).convert("L" if i < 30 else "RGB").save(file)
+    train = ("train", "folder", "--data", tmp_path / "set", *tiny, "--epochs", 1, "--schedule-epochs", 2)
+    with monkeypatch.context() as before:
+        before.setattr(FolderSource, "channels", 1)
+        assert vje(*train, "--out", tmp_path / "run").status == 0
+    assert FolderSource(tmp_path / "set", ["00.png", "39.png"]).channels == 3
+    assert vje("train", "--resume", tmp_path / "run", "--epochs", 2).status == 0
+    assert json.loads((tmp_path / "run" / "model.json").read_text())["preprocessing"]["channels"] == 1

@@ -293,6 +293,17 @@ def test_what_is_no_batch_of_images_is_refused_in_words():
         model.save("model.pt")
 
 
+def test_a_setting_called_target_is_no_target_encoder():
+    model = find_method("simsiam")("resnet8")
+    model.target = 0.9
+    assert model.target_encoder is None
+
+
+def test_a_model_is_saved_into_a_folder_of_any_name(tmp_path):
+    (tmp_path / "exp.bin").mkdir()
+    assert vje.VJE("resnet8").save(tmp_path / "exp.bin") == tmp_path / "exp.bin" / "model.safetensors"
+
+
 def test_scores_in_training_mode_are_warned_of_and_training_is_not():
     model = vje.VJE("resnet8", preprocessing=vje.Preprocessing(8, 8, 3, [0.5] * 3, [0.25] * 3))
     images = torch.randn(4, 3, 8, 8)
@@ -312,5 +323,7 @@ def test_uint8_images_in_a_double_model_and_no_half_ones():
     found = copy.deepcopy(model).double().score(images)["nll"]
     assert found.dtype == torch.float64 and torch.allclose(found.float(), expected, rtol=1e-4, atol=1e-3)
     for dtype in (torch.float16, torch.bfloat16):
-        with pytest.raises(TypeError, match="likelihoods need float32"):
+        with pytest.raises(TypeError, match="scores need float32"):
             copy.deepcopy(model).to(dtype).score(images)
+        found = copy.deepcopy(model).to(dtype).embed(images)
+        assert found.dtype == torch.float32 and torch.allclose(found, model.embed(images), rtol=0.1, atol=0.3)

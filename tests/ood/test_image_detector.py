@@ -391,3 +391,10 @@ def test_p_values_of_other_weights_than_were_calibrated_are_refused() -> None:
     assert close(detector.score(images), expected)
     detector.model.double().float()  # other memory, the same weights
     assert close(detector.score(images), expected)
+
+
+def test_a_model_made_without_gradients_for_good_can_be_calibrated() -> None:
+    with torch.inference_mode():
+        detector = ImageDetector(make_model())
+        detector.calibrate(pixels(20))
+        assert detector.score(pixels(5))["p_value"].isfinite().all()

@@ -40,6 +40,9 @@ def train(
     with world(device.type) as processes:
         console = Console(quiet=not processes.writes)
         recorded = (folder.find("data") if resuming else None) or None  # what died before it was written starts over
+        if recorded is not None:
+            known = folder.find("model").get("preprocessing") or {}  # the network is made for them, whatever they are
+            recorded |= {"channels": known.get("channels")}
         if recorded is not None and device.type == "cpu":
             first = folder.read("environment")
             if first.get("processes", 1) == processes.size:  # sums depend on how they are split

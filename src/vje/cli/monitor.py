@@ -45,6 +45,9 @@ class KNNMonitor(Callback):
             return
         self.model.eval()
         bank, test = map(self._features, self._sets)
+        if not (bank.z.isfinite().all() and test.z.isfinite().all()):
+            print(f"epoch {record['epoch']}: k-NN is left out, as embeddings are NaN or infinite.", file=sys.stderr)
+            return  # the loss will say so too
         record["knn"] = {k: round(v, 3) for k, v in knn_of_features(self.model, bank, test).items()}
 
     def _decode(self) -> bool:

@@ -104,6 +104,8 @@ def run(arguments: list[str]) -> int:
 def _check(options: Options) -> None:
     at_least(1, epochs=options.epochs, batch=options.batch)
     at_least(0, workers=options.workers, seed=options.seed)
+    if options.seed >= 2**32:
+        raise UserError(f"--seed must be between 0 and 2**32 - 1, got {options.seed}.")
     for rate in options.lr:
         if not 0 < rate < float("inf"):
             raise UserError(f"--lr must be positive numbers, got {rate}.")

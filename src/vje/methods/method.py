@@ -127,8 +127,8 @@ class Method(nn.Module, ABC):
     @property
     def target_encoder(self) -> nn.Module | None:
         """The moving-average encoder, for methods that have one: as ``target``."""
-        found: nn.Module | None = getattr(self, "target", None)
-        return found
+        found = getattr(self, "target", None)
+        return found if isinstance(found, nn.Module) else None
 
     def leaves_unused(self) -> bool:
         """Whether some parameters may get no gradient in a step, which DistributedDataParallel must know."""
@@ -164,6 +164,7 @@ class Method(nn.Module, ABC):
     @torch.no_grad()
     def score(self, images: Tensor | NDArray[Any]) -> dict[str, Tensor]:
         """The method's own scores ``[B]`` of images, as for :meth:`embed`; larger means less typical."""
+        self._check_precision()
         found = self.ood_scores(self.embed(images))
         if not found:
             raise TypeError(
@@ -195,27 +196,30 @@ class Method(nn.Module, ABC):
         """
         return {}
 
+    def _check_precision(self) -> None:
+        """Refuse to compute scores in half precision."""
+        precision = next(self.parameters()).dtype
+        if precision in (torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"scores need float32, and this model is in {precision}: call model.float(), and use torch.autocast "
+                "for speed"
+            )
+
     def _prepared(self, images: Tensor | NDArray[Any]) -> Tensor:
         if not isinstance(images, Tensor | np.ndarray):
             raise TypeError(
                 f"images must be a tensor or an array [B, C, H, W], got {type(images).__name__}; vje.ood.Detector "
                 "takes files, Pillow images and lists of them"
             )
-        images = torch.as_tensor(images)
-        if images.dim() != 4:
-            raise ValueError(f"images must be [B, C, H, W], got {list(images.shape)}")
+        images, wanted = torch.as_tensor(images), self.preprocessing
         precision = next(self.parameters(), images).dtype
-        if precision in (torch.float16, torch.bfloat16):
-            raise TypeError(
-                f"likelihoods need float32, and this model is in {precision}: call model.float(), and use "
-                "torch.autocast for speed"
-            )
+        if wanted is not None and images.dim() != 4:
+            raise ValueError(f"images must be [B, C, H, W], got {list(images.shape)}")
         if self.training and not torch.is_grad_enabled():
             warn(TRAINING_MODE)
         if images.is_floating_point():
             if images.numel() and bool((images >= 0).all()):
                 warn(RAW_PIXELS)
-            wanted = self.preprocessing
             if wanted is not None and images.shape[1] != wanted.channels:
                 raise ValueError(f"the model takes {wanted.channels} channels, and the images have {images.shape[1]}")
             if wanted is not None and images.shape[2:] != (wanted.crop, wanted.crop):
@@ -223,12 +227,12 @@ class Method(nn.Module, ABC):
             return images.to(precision)
         if images.dtype != torch.uint8:
             raise ValueError(f"images must be uint8 (0 to 255) or normalised floats, got {images.dtype}")
-        if self.preprocessing is None:
+        if wanted is None:
             raise ValueError(
                 "uint8 images need the model's preprocessing, and this model has none: pass preprocessing=... to "
                 f"{type(self).__name__}, or give float images that are already normalised"
             )
-        return self.preprocessing.normalize(self.preprocessing.fit(images)).to(precision)
+        return wanted.normalize(wanted.fit(images)).to(precision)
 
     # Saving
 

@@ -207,6 +207,7 @@ class VJE(Method):
             ``anisotropy`` (its coefficient of variation over features), ``cosine_mean_z``; and, so that larger means
             less typical, ``variance_trace`` (the sum of the variances), ``neg_kl`` and ``neg_anisotropy``.
         """
+        self._check_precision()
         return self.score_embeddings(self.embed(images))
 
     @torch.no_grad()

@@ -241,7 +241,7 @@ class ImageDetector:
         if self.calibration is None:
             unknown = torch.full_like(scores["nll"], torch.nan, dtype=torch.float64)
             return scores | {"p_value": unknown, "outlier": torch.zeros_like(unknown, dtype=torch.bool)}
-        if self._checked != self._version():
+        if self.calibration.weights and self._checked != self._version():
             if weights_fingerprint(self.model) != self.calibration.weights:
                 raise UserError("this calibration is of other weights than the model has now: calibrate anew.")
             self._checked = self._version()
@@ -251,8 +251,9 @@ class ImageDetector:
         return scores | {"p_value": torch.from_numpy(p), "outlier": torch.from_numpy(outliers(p, alpha))}
 
     def _version(self) -> list[tuple[int, int]]:
-        """What changes whenever a weight may have: cheaper to look at than the weights."""
-        return [(x.data_ptr(), x._version) for x in self.model.state_dict(keep_vars=True).values()]
+        """What changes as weights are trained or loaded, though not if their .data is: cheaper to look at than they."""
+        weights = self.model.state_dict(keep_vars=True).values()
+        return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
 
     def _fitted(self, images: Images) -> Iterator[Tensor]:
         """Batches of uint8 images of the size that the encoder wants."""

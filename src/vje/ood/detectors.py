@@ -5,7 +5,8 @@ out-of-distribution. Both take tensors, numpy arrays and lists of rows, and work
 where they are, and in float64 unless said otherwise; a fitted detector can be saved and loaded.
 """
 
-from typing import ClassVar
+import operator
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,8 +48,9 @@ class KNN(Detector):
     dtype = torch.float32
 
     def __init__(self, k: int = 50) -> None:
-        if not isinstance(k, int) or k < 1:
-            raise UserError(f"KNN needs a whole number of neighbours, at least one, got k={k}.")
+        k = _whole("KNN", "k", k)
+        if k < 1:
+            raise UserError(f"KNN needs at least one neighbour, got k={k}.")
         super().__init__(k=k)
         self.k = k
 
@@ -209,7 +211,7 @@ class Energy(LogitDetector):
     """
 
     def __init__(self, temperature: float = 1.0, classifier: LinearClassifier | None = None) -> None:
-        _number("Energy", "temperature", temperature)
+        temperature = _number("Energy", "temperature", temperature)
         if not temperature > 0:
             raise UserError(f"Energy needs a positive temperature, got {temperature}.")
         super().__init__(classifier, temperature=temperature)
@@ -234,7 +236,7 @@ class ReAct(LogitDetector):
     tensors = ("weight", "bias", "threshold")
 
     def __init__(self, percentile: float = 90.0, classifier: LinearClassifier | None = None) -> None:
-        _number("ReAct", "percentile", percentile)
+        percentile = _number("ReAct", "percentile", percentile)
         if not 0 <= percentile <= 100:
             raise UserError(f"ReAct needs a percentile from 0 to 100, got {percentile}.")
         super().__init__(classifier, percentile=percentile)
@@ -270,8 +272,7 @@ class ViM(LogitDetector):
     tensors = ("weight", "bias", "origin", "residual", "alpha")
 
     def __init__(self, dim: int | None = None, classifier: LinearClassifier | None = None) -> None:
-        if dim is not None and not isinstance(dim, int):
-            raise UserError(f"ViM needs a whole number of dimensions, or None, got dim={dim!r}.")
+        dim = None if dim is None else _whole("ViM", "dim", dim)
         super().__init__(classifier, dim=dim)
         self.dim = dim
 
@@ -284,8 +285,7 @@ class ViM(LogitDetector):
             raise UserError(f"ViM needs a subspace of fewer dimensions than the features' {width}, got dim={dim}.")
         found = super()._fit(features, labels)
         classifier = LinearClassifier(**found)
-        # the rows of a fitted softmax sum to zero but for rounding, which must not be inverted
-        origin = -torch.linalg.pinv(classifier.weight, rtol=1e-6) @ classifier.bias
+        origin = _origin(classifier)
         moment = second_moment(features, origin[None], torch.zeros_like(features[:, 0], dtype=torch.int64))
         if not moment.trace() > 0:
             raise UserError("ViM cannot be fitted: the training features do not vary.")
@@ -309,10 +309,36 @@ DETECTORS: dict[str, type[Detector]] = {
 """Every detector by the name of its class."""
 
 
-def _number(detector: str, name: str, value: object) -> None:
-    """Refuse a classifier in the place of a number, which comes first."""
-    if not isinstance(value, int | float):
-        raise UserError(f"{detector}'s {name} is a number, got {type(value).__name__}; a classifier is classifier=...")
+def _whole(detector: str, name: str, value: Any) -> int:
+    """A whole number, also numpy's and torch's."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"{detector}'s {name} is a whole number, got {value!r}.") from None
+
+
+def _number(detector: str, name: str, value: Any) -> float:
+    """A number, also numpy's and torch's; a classifier in its place is refused, as it comes after it."""
+    try:
+        return float(value)
+    except TypeError:
+        words = f"{detector}'s {name} is a number, got {type(value).__name__}; a classifier is classifier=..."
+        raise UserError(words) from None
+
+
+def _origin(classifier: LinearClassifier) -> Tensor:
+    """Where the logits are all the same: the point nearest to zero that the classifier knows nothing of.
+
+    Softmax does not see what the logits of all classes have in common, and a penalty takes it to zero but for rounding,
+    which must not be inverted: where it is that small, only the differences of classes count.
+    """
+    weight, bias = classifier.weight, classifier.bias
+    if weight.mean(0).norm() * len(weight) ** 0.5 <= 1e-4 * torch.linalg.matrix_norm(weight, 2):
+        identity = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+        contrasts = torch.linalg.eigh(identity - 1 / len(weight)).eigenvectors[:, 1:].T  # [C - 1, C], each sums to zero
+        weight, bias = contrasts @ weight, contrasts @ bias
+    origin: Tensor = -torch.linalg.pinv(weight) @ bias
+    return origin
 
 
 def _norm(x: Tensor) -> Tensor:
