@@ -16,7 +16,7 @@ from vje.evaluation.sweep import scale_of
 from vje.ood.base import Numbers, as_features, as_labels, blocks, check_features, second_moment
 from vje.warn import warn
 
-AS_IT_IS = 60
+AS_IT_IS = 100
 """Iterations without a change of variables: enough where classes are easy to tell apart, and a start elsewhere."""
 
 
@@ -137,7 +137,7 @@ def _descend(
         max_iter=iterations,
         max_eval=2 * iterations,
         history_size=20,
-        tolerance_grad=1e-9,
+        tolerance_grad=1e-8,
         tolerance_change=1e-13,
         line_search_fn="strong_wolfe",
     )
