@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,15 +69,18 @@ def build_augmentations(settings: AugmentConfig, size: int) -> list[Augmentation
     return [Augmentation(size, **shared | {"blur": blur, "solarize": solarize}) for blur, solarize in apart]
 
 
-def build_method(config: Config, preprocessing: Preprocessing, classes: int | None = None) -> Method:
+def build_method(
+    config: Config, preprocessing: Preprocessing, classes: int | None = None, known: dict[str, Any] | None = None
+) -> Method:
     """The model a config describes, with its initial weights.
 
     Args:
         config: of the run.
         preprocessing: of its data.
         classes: of its data, for methods that learn from labels.
+        known: the architecture of the encoder, where weights will come from a checkpoint: --init is no longer needed.
     """
-    init = config.encoder.init
+    init = config.encoder.init if known is None else None
     from_model = init is not None and (Path(init).exists() or "/" in init or init.endswith(".safetensors"))
     method, options = find_method(config.method), dict(vars(config.settings))
     if method.needs_labels:
@@ -90,7 +94,10 @@ def build_method(config: Config, preprocessing: Preprocessing, classes: int | No
                 "one class."
             )
         options["classes"] = classes
-    encoder = _build_encoder(config, preprocessing.channels, None if from_model else init)
+    if known is None:
+        encoder = _build_encoder(config, preprocessing.channels, None if from_model else init)
+    else:
+        encoder = build_encoder(**known)
     try:
         model: Method = method(encoder, **options, preprocessing=preprocessing)
     except ValueError as error:  # a combination that only the networks can judge
@@ -161,10 +168,11 @@ def build_loop(
     world: World,
     run: RunFolder | None = None,
     callbacks: Sequence[Callback] = (),
+    known: dict[str, Any] | None = None,
 ) -> Loop:
-    """Everything a config describes, ready to train."""
+    """Everything a config describes, ready to train; ``known`` as for :func:`build_method`."""
     torch.manual_seed(config.run.seed)
-    method = _trained_method(config, data, device, world)
+    method = _trained_method(config, data, device, world, known)
     settings = config.optimizer
     batches = _build_batches(config, data, device, world, world.share(settings.batch))
     return Loop(
@@ -189,12 +197,14 @@ def build_loop(
     )
 
 
-def _trained_method(config: Config, data: Data, device: torch.device, world: World) -> Method:
+def _trained_method(
+    config: Config, data: Data, device: torch.device, world: World, known: dict[str, Any] | None
+) -> Method:
     """The method on the device, with batch norm over all processes if so wanted."""
     labels = data.splits.train.labels
     needed = find_method(config.method).needs_labels
     classes = _classes(labels) if needed and labels is not None else None
-    method = build_method(config, data.preprocessing, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    method = build_method(config, data.preprocessing, classes, known).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not config.run.sync_batch_norm:
         return method  # type: ignore[no-any-return]
     if method.groups > 1:

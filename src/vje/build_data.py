@@ -29,6 +29,7 @@ class Data:
     preprocessing: Preprocessing  # how they are fed
     resident: Resident | None  # the training images decoded; None if they are streamed
     path: Path | None = None  # where they are, if they were given by path
+    labels: Path | None = None  # the file of their labels, if one was given
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
@@ -54,6 +55,7 @@ class Data:
             "held_out": self.splits.held_out_names,
             "classes": self.splits.train.classes,
             "path": None if self.path is None else str(self.path),
+            "labels_path": None if self.labels is None else str(self.labels),
         }
 
 
@@ -86,7 +88,9 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
         statistics = channel_statistics(some.images)
     mean, std = ([round(float(x), 4) for x in values] for values in statistics)
     std = [max(x, 1e-3) for x in std]
-    return Data(splits, Preprocessing(resize, settings.size, channels, mean, std), resident, own_path(settings.data))
+    preprocessing = Preprocessing(resize, settings.size, channels, mean, std)
+    labels = None if settings.labels is None else settings.labels.expanduser().resolve()
+    return Data(splits, preprocessing, resident, own_path(settings.data), labels)
 
 
 def open_splits(settings: DataConfig, recorded: dict[str, Any]) -> Splits:

@@ -325,3 +325,9 @@ def test_the_table_is_whole_in_a_narrow_window(vje, run, sets, monkeypatch):
     assert next(line for line in lines if line.startswith("AUROC")).endswith("inbox.npz (15 images)")
     assert any(line.split() == names for line in lines)
     assert len(next(line for line in lines if line.split()[:1] == ["NLL"]).split()) == 8
+
+
+def test_arrays_among_pictures_are_no_broken_picture(vje, trained, tmp_path):
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "a.png")
+    answer = vje("embed", trained[0], tmp_path / "a.png", trained[1], "--out", tmp_path / "e.npz")
+    assert answer.status == 2 and "an .npz file is taken alone" in answer.err

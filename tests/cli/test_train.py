@@ -121,7 +121,7 @@ def test_a_compiler_that_fails_is_told_and_training_goes_on(vje, tiny_npz, tiny,
 def test_ctrl_c_before_the_first_step_is_answered(vje, tiny_npz, tiny, tmp_path, monkeypatch, place, stays):
     """Before there is anything to go on with, the folder goes again; afterwards it is said how to go on."""
 
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     run, words = tmp_path / "run", ("--data", tiny_npz, *tiny, "--epochs", "1")

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -362,3 +363,42 @@ def test_a_network_keeps_its_channels_when_it_is_resumed(vje, tmp_path, tiny, mo
     assert FolderSource(tmp_path / "set", ["00.png", "39.png"]).channels == 3
     assert vje("train", "--resume", tmp_path / "run", "--epochs", 2).status == 0
     assert json.loads((tmp_path / "run" / "model.json").read_text())["preprocessing"]["channels"] == 1
+
+
+def test_the_labels_of_a_run_are_its_own_wherever_one_stands(vje, tmp_path, tiny, monkeypatch):
+    rng, here, elsewhere = np.random.default_rng(0), tmp_path / "here", tmp_path / "elsewhere"
+    for i in range(40):
+        file = here / "set" / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(file)
+    elsewhere.mkdir()
+    rows = [f"{i:02}.png,{i % 2}" for i in range(40)]
+    (here / "labels.csv").write_text("\n".join(["file,label", *rows]))
+    (elsewhere / "labels.csv").write_text("\n".join(["file,label", *reversed([row + "9" for row in rows])]))
+    monkeypatch.chdir(here)
+    train = ("train", "folder", "--data", "set", "--labels", "labels.csv", "--out", "run", *tiny, "--epochs", 1)
+    assert vje(*train, "--schedule-epochs", 2).status == 0
+    assert vje("evaluate", "run", "--device", "cpu").status == 0
+    found = json.loads((here / "run" / "evaluation.json").read_text())["knn"]
+    monkeypatch.chdir(elsewhere)
+    assert vje("evaluate", here / "run", "--device", "cpu").status == 0
+    assert json.loads((here / "run" / "evaluation.json").read_text())["knn"] == found
+    (here / "labels.csv").rename(here / "moved.csv")
+    lost = vje("evaluate", here / "run", "--device", "cpu")
+    assert lost.status == 2 and str(here / "labels.csv") in lost.err and "--labels FILE" in lost.err
+    again = vje("train", "--resume", here / "run", "--epochs", 2, "--labels", here / "moved.csv")
+    assert again.status == 0 and "k-NN is told by these from here on" in again.out
+    assert json.loads((here / "run" / "data.json").read_text())["classes"] is None
+
+
+def test_a_run_goes_on_without_what_it_began_from(vje, tmp_path, trained):
+    shutil.copytree(trained[0], tmp_path / "first")
+    stored = json.loads((trained[0] / "config.json").read_text())["encoder"]
+    words = ["--encoder", stored["encoder"], "--size", 8, "--device", "cpu", "--batch", 16, "--workers", 0]
+    train = ("train", "folder", "--data", trained[1], *words, "--init", tmp_path / "first", "--schedule-epochs", 2)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert vje(*train, "--epochs", 2, "--out", whole).status == 0
+    assert vje(*train, "--epochs", 1, "--out", parts).status == 0
+    shutil.rmtree(tmp_path / "first")
+    assert vje("train", "--resume", parts, "--epochs", 2).status == 0
+    assert (parts / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

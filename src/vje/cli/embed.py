@@ -93,6 +93,8 @@ def open_images(
     from vje.data.registry import open_data
 
     only = images[0] if len(images) == 1 else None
+    if only is None and any(name.lower().endswith(".npz") for name in images):
+        raise UserError("an .npz file is taken alone: give one at a time.")
     if only is None or (Path(only).exists() and not only.lower().endswith(".npz") and split is None):
         return scan_paths(images, every)
     raw = open_data(only, data_dir)

@@ -51,7 +51,9 @@ def train(
             folder.write("config", to_dict(config))  # first of all: what is killed from here on can be resumed
         try:
             data = build_data(config, recorded)
-            loop = build_loop(config, data, device, processes, folder)
+            begun = resuming and any(folder.checkpoints.glob("*.safetensors"))
+            known = folder.find("model").get("architecture") if begun and config.encoder.init else None
+            loop = build_loop(config, data, device, processes, folder, known=known)
         except BaseException:  # Ctrl-C too
             if processes.writes and not resuming:
                 folder.config_file.unlink()  # nothing was begun, and the folder is free again

@@ -59,7 +59,9 @@ class ScoringJob:
             drawn = save_sheet(options.sheet, self.source, self.detector.preprocessing, rows, self._name)
             say(f"{drawn} images drawn in {options.sheet}" if drawn else "no image could be read for the sheet")
         parts = [f"{count['scored']:,} image{'s' * (count['scored'] != 1)} scored"]
-        parts += [f"{count['before']:,} were there before"] if count["before"] else []
+        if count["before"]:
+            lost = f", {count['lost']:,} of them unreadable then and not tried again" if count["lost"] else ""
+            parts.append(f"{count['before']:,} were there before{lost}")
         if self.detector.calibration is not None:
             whose = " among all" if count["before"] else ""
             plural = "s" * (count["outliers"] != 1)
@@ -90,6 +92,7 @@ class ScoringJob:
             self.extremes.add(score, place)
         todo = [place for place in everything if names[place] not in done]
         self.count["before"] = len(everything) - len(todo)
+        self.count["lost"] = sum(done.get(name) == "" for name in names)
         self.count["outliers"] = sum(name in outliers for name in names)
         return todo, end
 

@@ -41,7 +41,7 @@ def run_config(folder: RunFolder, data: str | None, data_dir: Path | None, label
     config = stored_config(folder)
     if labels is not None and not labels.is_file():
         raise UserError(f"--labels {labels} is a folder, or does not exist: give a CSV or .npy file.")
-    changes = {"data_dir": data_dir, "labels": labels}
+    changes = {"data_dir": data_dir, "labels": labels or own_labels(folder, config.data.labels)}
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     return replace(config, data=replace(config.data, data=data or own_data(folder, config.data.data), **given))
 
@@ -60,6 +60,12 @@ def own_data(folder: RunFolder, given: str) -> str:
             "have it)."
         )
     return str(recorded)
+
+
+def own_labels(folder: RunFolder, given: Path | None) -> Path | None:
+    """The file of labels that a run was given, also seen from another folder: there a file may have the same name."""
+    recorded = folder.find("data").get("labels_path")
+    return given if given is None or recorded is None else Path(recorded)
 
 
 def ready_device(name: str) -> str:

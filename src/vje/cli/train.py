@@ -12,7 +12,7 @@ from typing import Any
 
 from vje.claims import claimed, new_run
 from vje.cli.recipes import recipes_table
-from vje.cli.subject import own_data
+from vje.cli.subject import own_data, own_labels
 from vje.config import (
     AugmentConfig,
     Config,
@@ -139,6 +139,8 @@ def _resume(path: Path, recipe: str | None, rest: list[str]) -> int:
     _check_changes(stored, config, options.extend, done=folder.epochs_done())
     if config.data.data == stored.data.data:  # relative to where the run was started, which may not be here
         config = replace(config, data=replace(config.data, data=own_data(folder, stored.data.data)))
+    if config.data.labels == stored.data.labels:
+        config = replace(config, data=replace(config.data, labels=own_labels(folder, stored.data.labels)))
     _check_surroundings(config)
     watch = _watch_port(options)
     if folder.model_file.exists() and folder.epochs_done() >= config.optimizer.epochs:
@@ -169,13 +171,14 @@ def _check_surroundings(config: Config) -> None:
 
 def _check_changes(stored: Config, config: Config, extend: bool, done: int) -> None:
     """Refuse what would make the run's past untrue; ``done`` epochs are past."""
-    _check_length(stored.optimizer, config.optimizer, extend, done)
     for name, (old, new, free) in changed_fields(stored, config).items():
         option = "--" + name.replace("_", "-")
         if name in ("epochs", "schedule_epochs"):
             continue
         if name == "data":
             _say(f"{option} {old} -> {new}: these have to be the same images, which is checked.")
+        elif name == "labels":  # those that are learned from are compared
+            _say(f"{option} {old} -> {new}: k-NN is told by these from here on.")
         elif not free:
             raise UserError(
                 f"{option} {old} -> {new} cannot be changed on resume: the steps taken so far depend on it. "
@@ -183,6 +186,7 @@ def _check_changes(stored: Config, config: Config, extend: bool, done: int) -> N
             )
         elif name in ("device", "compile", "graph"):
             _say(f"{option} {old} -> {new}: results will not be bit-identical to an uninterrupted run.")
+    _check_length(stored.optimizer, config.optimizer, extend, done)
 
 
 def _check_length(old: OptimizerConfig, new: OptimizerConfig, extend: bool, done: int) -> None:

@@ -22,7 +22,7 @@ def read_labels(path: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
         names: names of the images.
     """
     if not path.is_file():
-        raise UserError(f"the label file {path} does not exist; check the path")
+        raise UserError(f"the label file {path} does not exist; check the path, or say where it is with --labels FILE")
     if path.suffix.lower() == ".npy":
         return _from_array(path, len(names)), None
     table = _from_csv(path)

@@ -94,7 +94,10 @@ class Group:
             notes.append(f"left out: {columns} of {there}, on different images; `{again}` measures all on the same")
         own = [name for run in self.runs for name, images in run.images.items() if images.startswith(HELD_OUT)]
         if own and len(self.runs) > 1:
-            notes.append(f"{', '.join(dict.fromkeys(own))}: each run's is of the images that it held out itself")
+            members = ", ".join(str(run.folder.path) for run in self.runs)
+            notes.append(
+                f"{', '.join(dict.fromkeys(own))} of {members}: each run's is of the images that it held out itself"
+            )
         return notes + repeated_seeds((run.config.run.seed, run.folder) for run in self.runs)
 
     def summary(self) -> dict[str, dict[str, float]]:
