@@ -181,7 +181,7 @@ def test_mistakes_are_found_first(vje, run: Path, photos: Path, tmp_path: Path) 
         ((run, photos, "--alpha", "5"), "between 0 and 1"),
         ((run, photos, "--batch", "0"), "--batch must be at least 1"),
         ((run, photos / "gone"), "does not exist"),
-        ((run, photos, tmp_path / "set.npz"), "scored alone"),
+        ((run, photos, tmp_path / "set.npz"), "taken alone"),
         ((run,), "no images were named"),
         ((tmp_path / "gone", photos), "no run or model at"),
     ):

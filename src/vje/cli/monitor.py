@@ -10,6 +10,7 @@ from vje.build_data import Data
 from vje.data.resident import NothingReadable, Resident, load_resident
 from vje.evaluation.evaluate import knn_of_features
 from vje.evaluation.features import Features, embed_pixels
+from vje.evaluation.knn import NotFinite
 from vje.methods.method import Method
 from vje.training.loop import Callback
 
@@ -45,10 +46,10 @@ class KNNMonitor(Callback):
             return
         self.model.eval()
         bank, test = map(self._features, self._sets)
-        if not (bank.z.isfinite().all() and test.z.isfinite().all()):
+        try:
+            record["knn"] = {k: round(v, 3) for k, v in knn_of_features(self.model, bank, test).items()}
+        except NotFinite:  # the loss will say so too
             print(f"epoch {record['epoch']}: k-NN is left out, as embeddings are NaN or infinite.", file=sys.stderr)
-            return  # the loss will say so too
-        record["knn"] = {k: round(v, 3) for k, v in knn_of_features(self.model, bank, test).items()}
 
     def _decode(self) -> bool:
         """Bank and test images in their final size; without one that can be read there is no more to do."""

@@ -146,8 +146,6 @@ def _worth_opening(images: tuple[str, ...]) -> tuple[str, ...]:
     """The paths, without folders that hold no file."""
     if not images:
         raise UserError("no images were named; give image files or folders.")
-    if len(images) > 1 and any(name.lower().endswith(".npz") for name in images):
-        raise UserError("an .npz file is scored alone: give one at a time.")
     empty = [name for name in images if Path(name).is_dir() and not holds_files(Path(name))]
     for name in empty:
         say(f"there are no images under {name}.")

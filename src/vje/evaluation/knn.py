@@ -17,6 +17,10 @@ _ROWS = 8192
 """Features brought to float64 at a time."""
 
 
+class NotFinite(UserError):
+    """Features that have no neighbours, as some are NaN or infinite."""
+
+
 def knn_accuracy(
     bank: Numbers,
     bank_labels: Numbers,
@@ -82,7 +86,7 @@ def _checked(which: str, features: Numbers, labels: Numbers) -> tuple[Tensor, Te
     least, most = features.aminmax(dim=1)  # NaN if any is; no copy of what may fill the memory
     broken = int((~(least.isfinite() & most.isfinite())).sum())
     if broken:
-        raise UserError(f"k-NN cannot compare NaN or infinite features: {broken} of {len(features)} {which} images.")
+        raise NotFinite(f"k-NN cannot compare NaN or infinite features: {broken} of {len(features)} {which} images.")
     return features, labels
 
 
