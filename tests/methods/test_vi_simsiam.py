@@ -170,6 +170,10 @@ def test_half_precision_concentrations_are_taken_to_float32(function):
 # The method
 
 
+HEADS = [{"kappa_from": "projection"}, {"kappa_from": "embedding"}, {"kappa_from": "embedding", "kappa_hidden": 5}]
+"""Every head for the concentration."""
+
+
 def make(seed=0, **options):
     torch.manual_seed(seed)
     encoder = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(48, DIM)), DIM)
@@ -240,10 +244,10 @@ def reference(model, views):
     return np.array(nll), np.vectorize(kl)(kappas), kappas
 
 
-@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kl_weight", [0.0, 1.0, 0.3])
-def test_the_loss_equals_the_slow_reference(kl_weight, kappa_from):
-    model, views = make(kl_weight=kl_weight, kappa_from=kappa_from), two_views()
+def test_the_loss_equals_the_slow_reference(kl_weight, head):
+    model, views = make(kl_weight=kl_weight, **head), two_views()
     output = model(views)
     nll, divergence, kappa = reference(model, views)
     assert output.loss.item() == pytest.approx((nll + kl_weight * divergence).mean() / kappa.mean(), rel=1e-6)
@@ -277,10 +281,10 @@ def test_the_loss_in_nats_falls_where_the_loss_rises_as_directions_are_learnt():
     assert loss[-1] > loss[0] + 1
 
 
-@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
-def test_the_gradient_is_that_of_the_elbo_in_units_that_are_constant(kappa_from):
+@pytest.mark.parametrize("head", HEADS)
+def test_the_gradient_is_that_of_the_elbo_in_units_that_are_constant(head):
     """Neither the observed projection nor the mean concentration that the loss is divided by is differentiated."""
-    model, views = make(kappa_from=kappa_from), two_views()
+    model, views = make(**head), two_views()
     model(views).loss.backward()
     parameters = [*model.predictor.parameters(), *model.concentration.parameters()]
     directions = [torch.randn_like(p) for p in parameters]
@@ -355,19 +359,21 @@ def test_all_of_the_concentrations_gradient_is_that_of_the_loss():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"kappa_from": "embedding", "kappa_hidden": -1}, "kappa_hidden must be 0 or more"),
+        ({"kappa_from": "projection", "kappa_hidden": 64}, "on the projection it is bottleneck"),
         ({"kappa_from": "embedding", "kappa_gradient": 1.5}, "from 0 to 1"),
         ({"kappa_from": "embedding", "kappa_gradient": math.nan}, "from 0 to 1"),
         ({"kappa_from": "projection", "kappa_gradient": 0.5}, "through the projection all of it"),
     ],
 )
-def test_a_share_that_is_none_is_refused(options, words):
+def test_what_means_nothing_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         make(**options)
 
 
-@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
-def test_scores_are_those_of_an_embedding_alone(kappa_from):
-    model, views = make(kappa_from=kappa_from), two_views()
+@pytest.mark.parametrize("head", HEADS)
+def test_scores_are_those_of_an_embedding_alone(head):
+    model, views = make(**head), two_views()
     model(views)  # moves the batch-norm statistics
     model.eval()
     z = model.encoder(views[0]).detach()
@@ -388,9 +394,9 @@ def test_scores_are_those_of_an_embedding_alone(kappa_from):
     torch.testing.assert_close(model.statistics(z)["kappa"], double(kappa))
 
 
-@pytest.mark.parametrize("kappa_from", ["projection", "embedding"])
-def test_the_elbo_of_several_views_is_that_of_every_view_given_every_other(kappa_from):
-    model, views = make(kappa_from=kappa_from), two_views()
+@pytest.mark.parametrize("head", HEADS)
+def test_the_elbo_of_several_views_is_that_of_every_view_given_every_other(head):
+    model, views = make(**head), two_views()
     model(views)
     model.eval()
     embedded = torch.stack([model.encoder(view).detach() for view in (*views, views[0].flip(-1))])  # [3, B, D]

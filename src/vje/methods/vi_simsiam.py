@@ -149,7 +149,8 @@ class VISimSiam(Method):
         layers: Linear layers of the projector (2 on CIFAR, 3 on ImageNet).
         bottleneck: Width of the hidden layer of the predictor, and of a head like it.
         kappa_from: The concentration is predicted from the "projection" by a head like the predictor, or from the
-            "embedding" by a linear layer.
+            "embedding" by a linear layer, or more with ``kappa_hidden``.
+        kappa_hidden: Width of a hidden layer between the embedding and the concentration; 0 for none.
         kappa_gradient: Share of the concentration's gradient that goes on into the embedding, from 0 to 1, where it is
             predicted from that.
         kl_weight: Weight of the KL divergence to the uniform distribution.
@@ -176,6 +177,7 @@ class VISimSiam(Method):
         layers: int = 3,
         bottleneck: int = 512,
         kappa_from: KappaFrom = "projection",
+        kappa_hidden: int = 0,
         kappa_gradient: float = 0.0,
         kl_weight: float = 1.0,
         fixed_predictor_rate: bool = True,
@@ -189,16 +191,21 @@ class VISimSiam(Method):
             raise ValueError(f"kl_weight must be 0 or more, got {kl_weight}; the default is 1")
         if kappa_from not in get_args(KappaFrom):
             raise ValueError(f"kappa_from must be one of {', '.join(get_args(KappaFrom))}, got {kappa_from!r}")
+        if kappa_hidden < 0:
+            raise ValueError(f"kappa_hidden must be 0 or more, got {kappa_hidden}")
+        if kappa_hidden and kappa_from == "projection":
+            raise ValueError('kappa_hidden is for kappa_from="embedding"; on the projection it is bottleneck')
         if not 0 <= kappa_gradient <= 1:
             raise ValueError(f"kappa_gradient must be from 0 to 1, got {kappa_gradient}")
         if kappa_gradient and kappa_from == "projection":
             raise ValueError('kappa_gradient is for kappa_from="embedding"; through the projection all of it goes on')
         self.hidden, self.layers, self.bottleneck, self.kl_weight = hidden, layers, bottleneck, kl_weight
-        self.kappa_from, self.kappa_gradient = kappa_from, kappa_gradient
+        self.kappa_from, self.kappa_hidden, self.kappa_gradient = kappa_from, kappa_hidden, kappa_gradient
         self.fixed_predictor_rate, self.batch_norm = fixed_predictor_rate, batch_norm
         self.projector = mlp([self.encoder.dim, *[hidden] * layers], last_norm="plain")
         self.predictor = mlp([hidden, bottleneck, hidden])
-        self.concentration = mlp([hidden, bottleneck, 1] if kappa_from == "projection" else [self.encoder.dim, 1])
+        on_embedding = [self.encoder.dim, kappa_hidden, 1] if kappa_hidden else [self.encoder.dim, 1]
+        self.concentration = mlp([hidden, bottleneck, 1] if kappa_from == "projection" else on_embedding)
 
     def forward(self, views: Sequence[Tensor], draws: Draws | None = None, labels: Tensor | None = None) -> StepOutput:
         """Negative ELBO of a pair of views, in units of the mean concentration."""
