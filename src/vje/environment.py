@@ -45,6 +45,16 @@ def commit() -> str | None:
     return f"{head}{'-changed' if changes else ''}"
 
 
+def shortened(commit: str) -> str:
+    """A commit as people write it, marked as it was.
+
+    >>> shortened("8d4e0a5c7b21f3e6a9d0"), shortened("8d4e0a5c7b21f3e6a9d0-changed")
+    ('8d4e0a5c7b21', '8d4e0a5c7b21-changed')
+    """
+    name, *mark = commit.partition("-")
+    return "".join([name[:12], *mark])
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

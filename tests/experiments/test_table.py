@@ -79,7 +79,8 @@ def fill(out, experiment, evaluated=VALUES):
     for job, *values in zip(plan(experiment, Scale(), out, None), *evaluated, strict=False):
         folder = RunFolder.create(out / job.run.name)
         folder.write("config", to_dict(job.run.config()))
-        folder.write("environment", {"commit": "abcdef0123456789", "device": "a device"})
+        mark = "-changed" if job.run.seed == 1 else ""
+        folder.write("environment", {"commit": f"abcdef0123456789{mark}", "device": "a device"})
         for epoch in (1, 2):
             folder.append(folder.metrics_file, {"epoch": epoch, "step": epoch, "kl": values[0] + epoch})
         folder.model_file.write_bytes(b"")
@@ -119,7 +120,7 @@ def test_cells_are_mean_deviation_and_difference(tmp_path, declared):
     assert "| elsewhere | paper, from Others, 2020 | 88.8 |  |" in page
     assert "mean \\| both" in page
     assert "Made with `vje" in page
-    assert "commit abcdef012345; device a device; seeds 0, 1, 2; epochs 2; 3 of 6 runs finished" in page
+    assert "commit abcdef012345, abcdef012345-changed; device a device; seeds 0, 1, 2; epochs 2; 3 of 6 runs" in page
     assert "Be careful." in page and "Scaled down" not in page
 
 

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from vje.environment import shortened
 from vje.errors import command
 from vje.experiments import Cell, Experiment, Number
 from vje.experiments.grid import Run, Scale
@@ -274,7 +275,7 @@ def provenance(folders: Sequence[RunFolder], jobs: Sequence[Job], more: Sequence
     runs = [job.run for job in jobs]
     return {
         "command": command("vje", *sys.argv[1:]),
-        "commits": sorted({str(e.get("commit"))[:12] for e in made if e.get("commit")}),
+        "commits": sorted({shortened(str(e["commit"])) for e in made if e.get("commit")}),
         "devices": sorted({str(e["device"]) for e in made if "device" in e}),
         "seeds": sorted({run.seed for run in runs}),
         "epochs": sorted({run.epochs for run in runs}),
