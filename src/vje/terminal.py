@@ -27,8 +27,8 @@ def print_whole(table: Table, title: str = "", console: Console | None = None) -
     Console(file=console.file, width=max(console.width, needed), **plain).print(table)  # type: ignore[arg-type]
 
 
-def print_columns(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; in a window that is too narrow, in parts below each other, each with the first column."""
+def print_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Print a table below a line that says what it is of; if a window is too narrow, in parts."""
     console, columns = Console(), list(zip(*rows, strict=True))
     if console.is_terminal:
         titles = [_narrow(title, column) for title, column in zip(titles, columns, strict=True)]
@@ -46,11 +46,11 @@ def print_columns(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for part in parts:
         table = Table(box=box.SIMPLE, pad_edge=False)
         table.add_column(part[0][0], max_width=widths[0] - 3)
-        for title, *_ in part[1:]:
-            table.add_column(title, justify="right", no_wrap=True)
+        for head, *_ in part[1:]:
+            table.add_column(head, justify="right", no_wrap=True)
         for row in zip(*(column[1:] for column in part), strict=True):
             table.add_row(*row)
-        print_whole(table)
+        print_whole(table, title if part is parts[0] else "")
 
 
 def _narrow(title: str, cells: Sequence[str]) -> str:

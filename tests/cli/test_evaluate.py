@@ -25,7 +25,7 @@ def mine(trained, tmp_path):
 def test_the_table_is_printed_even_if_it_cannot_be_written(vje, mine):
     (mine / "evaluation.json").mkdir()
     answer = vje("evaluate", mine, "--device", "cpu")
-    assert answer.status == 2 and "k-NN of z" in answer.out and "Written to" not in answer.out
+    assert answer.status == 2 and "k-NN accuracy of z" in answer.out and "Written to" not in answer.out
     assert answer.err.strip().splitlines()[-1].startswith(f"vje: cannot write {mine / 'evaluation.json'}")
 
 
@@ -129,5 +129,5 @@ def test_a_supervised_run_is_told_how_often_it_is_right(vje, trained, tmp_path, 
     answer = vje("evaluate", run, "--device", "cpu")
     found = json.loads((run / "evaluation.json").read_text())["classifier"]
     assert 0 <= found["top1"] <= found["top5"] <= 100
-    assert re.search(rf"accuracy\s*│\s*{found['top1']:.2f}%\s*│ of the classifier it was trained with", answer.out)
+    assert re.search(rf"Accuracy\s*│\s*{found['top1']:.2f}%\s*│ of the classifier it was trained with", answer.out)
     assert "accuracy" in vje("compare", run, "--out", tmp_path / "compared").out

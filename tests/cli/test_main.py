@@ -67,7 +67,7 @@ QUESTIONS = {
     "embed with nothing": (["embed", "{}/nowhere", "digits", "--out", "o.npz"], 2, ["no run or model at {}/nowhere"]),
     "embed with a folder": (["embed", "{}/foreign", "digits", "--out", "o.npz"], 2, ["is not a run folder"]),
     "embed with a file": (["embed", "{}/note.txt", "digits", "--out", "o.npz"], 2, ["neither a run folder nor"]),
-    "embed to text": (["embed", "{}/run", "digits", "--out", "o.txt"], 2, ["must end in .npz, .csv, .parquet"]),
+    "embed to text": (["embed", "{}/run", "digits", "--out", "o.txt"], 2, ["must end in .npz or .csv or .parquet"]),
     "embed over": (["embed", "{}/run", "digits", "--out", "{}/fake.npz"], 2, ["exists already", "--force"]),
     "embed nowhere": (["embed", "{}/run", "digits", "--out", "{}/no/o.npz"], 2, ["there is no folder {}/no"]),
     "embed in none": (["embed", "{}/run", "digits", "--out", "{}/o.npz", "--batch", "0"], 2, ["--batch must be"]),

@@ -105,7 +105,7 @@ def test_runs_on_different_images_have_no_mean(folders, one, other, held_out, ap
     assert f"{paths} would be measured on different images ({apart}), " in str(refused.value)
     assert "--data-dir PATH or --data PATH" in str(refused.value)
     with pytest.raises(UserError, match="give an --id that none of the runs was trained on, or run `vje ood` on each"):
-        check_same_images(runs, Options((), id="mine", ood=("noise=x",)))
+        check_same_images(runs, Options((), id="mine", ood=(("noise=x",),)))
 
 
 def test_every_run_is_looked_at(folders):
@@ -141,11 +141,11 @@ def test_named_sets_are_looked_for_where_the_run_has_its_data_or_where_it_is_sai
     folder = RunFolder.create(tmp_path / "run")
     folder.write("config", {"data": {"data": "mine", "data_dir": str(places["stored"])}})
     noise = f"noise={places['said'] / 'said-images.npz'}"
-    check_asked(folder, Options((), id="stored-images", ood=(noise,)))
-    check_asked(folder, Options((), id="said-images", ood=(noise,), data_dir=places["said"]))
+    check_asked(folder, Options((), id="stored-images", ood=((noise,),)))
+    check_asked(folder, Options((), id="said-images", ood=((noise,),), data_dir=places["said"]))
     for wrong in ({"id": "said-images"}, {"id": "stored-images", "data_dir": places["said"]}):
         with pytest.raises(UserError):
-            check_asked(folder, Options((), ood=(noise,), **wrong))
+            check_asked(folder, Options((), ood=((noise,),), **wrong))
 
 
 @pytest.mark.parametrize("word", ["=data/noise", "noise=", "noise", "="])
@@ -163,7 +163,7 @@ def test_names_that_are_taken(name):
 def test_detectors_have_the_training_images_also_for_images_of_ones_own(run, tmp_path, make_pixels):
     np.savez(tmp_path / "noise.npz", images=make_pixels(5, 9))
     folder, data = RunFolder(run), str(tmp_path / "set.npz")
-    options = Options((run,), id=data, ood=(f"noise={tmp_path / 'noise.npz'}",))
+    options = Options((run,), id=data, ood=((f"noise={tmp_path / 'noise.npz'}",),))
     found, splits = open_sets(folder, run_config(folder, None, None), options), load_npz(tmp_path / "set.npz")
     assert found.bank.fingerprint() == splits["train"].fingerprint()
     assert found.inside.fingerprint() == splits["test"].fingerprint() and found.validation is None

@@ -65,10 +65,10 @@ def test_evaluate_twice(vje, trained, snapshot):
     assert set(result["posterior"]) == STATISTICS
     assert result["images"] == 32
     for words in (
-        "k-NN of z",
+        "k-NN accuracy of z",
         f"{result['knn']['z']:.2f}%",
-        "k-NN of the EMA",
-        "effective rank",
+        "k-NN accuracy of the EMA",
+        "Effective rank",
         "cosine of mean and z",
     ):
         assert words in out

@@ -4,20 +4,22 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import numpy as np
 import tyro
+from rich.table import Table
 
 from vje.cli.checks import at_least, check_model, check_vje, check_writable
 from vje.cli.subject import Batch, Device, OwnDataDir, Workers, picked, ready_device, run_config
+from vje.data.registry import open_data, own_path
 from vje.data.sources import ImageSource
+from vje.data.splits import Splits, apply_split
 from vje.errors import UserError, command
+from vje.ood.conformal import Calibration, threshold
+from vje.ood.unseen import unseen
 from vje.runs import RunFolder
 from vje.terminal import print_whole
-
-if TYPE_CHECKING:
-    from vje.data.splits import Splits
-    from vje.ood.conformal import Calibration
 
 ALPHAS = (0.01, 0.05, 0.1)
 
@@ -91,10 +93,8 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _keep_earlier(file: Path, now: "Calibration") -> None:
+def _keep_earlier(file: Path, now: Calibration) -> None:
     """Put an earlier calibration aside if it is on other images, or by another score, other views or other weights."""
-    from vje.ood.conformal import Calibration
-
     before = None
     with suppress(UserError):  # there is none, or it is damaged
         before = Calibration.read(file)
@@ -105,7 +105,7 @@ def _keep_earlier(file: Path, now: "Calibration") -> None:
         )
 
 
-def _identity(calibration: "Calibration") -> list[str]:
+def _identity(calibration: Calibration) -> list[str]:
     return [calibration.fingerprint, calibration.score, calibration.views, calibration.weights]
 
 
@@ -121,8 +121,6 @@ def _own_images(options: Options) -> ImageSource:
 
 
 def _given_images(options: Options) -> ImageSource:
-    from vje.data.registry import open_data
-
     return picked(open_data(str(options.data), options.data_dir or _data_dir(options.run)), options.split)
 
 
@@ -135,10 +133,6 @@ def _not_trained(run: Path, source: ImageSource) -> ImageSource:
 
     Of the very images of the run, perhaps in another place by now, those that it held out are taken.
     """
-    import numpy as np
-
-    from vje.ood.unseen import unseen
-
     folder = RunFolder(run)
     recorded = folder.find("data")
     if not recorded:
@@ -156,11 +150,8 @@ def _not_trained(run: Path, source: ImageSource) -> ImageSource:
     )
 
 
-def _images_of(folder: RunFolder) -> "Splits | None":
+def _images_of(folder: RunFolder) -> Splits | None:
     """The images of a run, if they are files of a folder that is still as it was in training."""
-    from vje.data.registry import open_data, own_path
-    from vje.data.splits import apply_split
-
     recorded = folder.read("data")
     try:
         data = run_config(folder, None, None).data
@@ -173,10 +164,7 @@ def _images_of(folder: RunFolder) -> "Splits | None":
     return splits if splits.train.fingerprint() == recorded["fingerprint"] else None
 
 
-def _print(found: "Calibration", images: int) -> None:
-    from rich.table import Table
-
-    from vje.ood.conformal import threshold
+def _print(found: Calibration, images: int) -> None:
     from vje.ood.detector import SCORES
 
     n, sign = len(found.scores), SCORES[found.score]

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from vje.errors import UserError
@@ -36,6 +37,28 @@ def check_parent(option: str, file: Path) -> None:
         raise UserError(f"{option} {file}: there is no folder {file.parent}.")
     if not os.access(file.parent, os.W_OK):
         raise UserError(f"{option} {file}: you may not write to {file.parent}; choose another folder.")
+
+
+def check_out(
+    option: str, file: Path, endings: Sequence[str], replace: bool, otherwise: str = "", further: str = ""
+) -> None:
+    """Refuse a file to write of another kind, in no folder, or that is there already.
+
+    Args:
+        option: that named it.
+        file: to write.
+        endings: of the kinds that can be written.
+        replace: whether it may be there.
+        otherwise: what may be given in place of such a file, as the end of the sentence that refuses another.
+        further: what may be given in place of --force, likewise.
+    """
+    if file.suffix not in endings:
+        raise UserError(f"{option} {file}: the file must end in {' or '.join(endings)}{otherwise}.")
+    check_parent(option, file)
+    if file.exists() and not replace:
+        raise UserError(f"{file} exists already: choose another {option}, or add{further} --force to replace it.")
+    if file.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise UserError("writing .parquet needs pyarrow: pip install 'vje[parquet]', or choose another kind of file.")
 
 
 def check_writable(folder: Path, name: str) -> None:

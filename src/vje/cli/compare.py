@@ -8,6 +8,8 @@ import tyro
 
 from vje.cli.checks import check_parent, of_known_methods, open_runs
 from vje.errors import UserError
+from vje.reporting.compare import group_runs, read_runs, save_comparison
+from vje.reporting.compare_table import footnotes, heads, rows
 from vje.reporting.written import check_own, is_picture, is_record
 from vje.runs import write_json
 from vje.terminal import print_columns
@@ -38,8 +40,6 @@ def run(arguments: list[str]) -> int:
     if not options.runs:
         raise UserError("`vje compare` needs run folders, such as runs/cifar10-ema runs/cifar10-simsiam.")
     picture, record = _files(options.out)
-    from vje.reporting.compare import group_runs, read_runs, save_comparison
-    from vje.reporting.compare_table import footnotes, heads, rows
 
     groups = group_runs(read_runs(of_known_methods(open_runs(options.runs))))
     print_columns([title.replace(" (", "\n(") for title in heads(groups)], rows(groups))

@@ -6,9 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from vje.claims import new_run
+from vje.cli.report import write_report
+from vje.cli.subject import run_config
+from vje.data.splits import Splits
 from vje.errors import command
 from vje.recipes import load_recipe
 from vje.runs import RunFolder
@@ -16,7 +22,6 @@ from vje.runs import RunFolder
 if TYPE_CHECKING:
     import torch
 
-    from vje.data.splits import Splits
     from vje.evaluation.features import Features
     from vje.methods.method import Method
     from vje.methods.vje import VJE
@@ -60,7 +65,6 @@ def _show(folder: RunFolder) -> int:
 
     from vje.build import build_method
     from vje.build_data import open_splits
-    from vje.cli.subject import run_config
     from vje.evaluation.evaluate import evaluate, in_chunks, knn_of_features
     from vje.evaluation.features import cached_features, compute_features
     from vje.models import load_vje
@@ -92,14 +96,12 @@ def _show(folder: RunFolder) -> int:
 def _report(folder: RunFolder) -> Path:
     """The page that shows all of it, with a map of the digits."""
     from vje.cli.report import Options as ReportOptions
-    from vje.cli.report import write_report
 
     return write_report(folder, folder.path / "report.html", ReportOptions((folder.path,), device="cpu", workers=0))
 
 
 def _strangers(count: int = 500) -> dict[str, "torch.Tensor"]:
     """Images that are no digits, by name."""
-    import numpy as np
     import torch
     from PIL import Image
     from sklearn.datasets import load_sample_images
@@ -123,7 +125,7 @@ def _told_apart(model: "Method", nll: "torch.Tensor", strangers: Mapping[str, "t
     return {name: 100 * auroc(nll, model.score(images)["nll"]) for name, images in strangers.items()}
 
 
-def _pixels(splits: "Splits") -> float:
+def _pixels(splits: Splits) -> float:
     """k-NN accuracy of the raw pixels."""
     import torch
 
@@ -136,9 +138,7 @@ def _pixels(splits: "Splits") -> float:
     return knn_accuracy(flat(bank), torch.as_tensor(bank.labels), flat(test), torch.as_tensor(test.labels))
 
 
-def _draw(picture: Path, splits: "Splits", test: "Features", nll: "torch.Tensor", count: int = 10) -> None:
-    import numpy as np
-
+def _draw(picture: Path, splits: Splits, test: "Features", nll: "torch.Tensor", count: int = 10) -> None:
     from vje.reporting.figures import save_gallery
 
     order = nll.argsort().tolist()
@@ -159,9 +159,6 @@ def _explain(
     report: Path,
 ) -> None:
     """What was learned, in words."""
-    from rich.console import Console
-    from rich.table import Table
-
     knn, before, posterior = result["knn"], result["knn_untrained"], result["posterior"]
     table = Table(title="Which digit is it? k-NN accuracy (k = 20) on digits that were not trained on")
     for column in ("representation", "untrained", "trained"):

@@ -3,20 +3,19 @@
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
-from vje.cli.checks import at_least, check_model, check_parent
+from vje.cli.checks import at_least, check_model, check_out
 from vje.cli.rows import valid_unicode
 from vje.cli.subject import Batch, Device, Workers, picked, ready_device
+from vje.data.folders import scan_paths
+from vje.data.registry import open_data
+from vje.data.sources import ImageSource
 from vje.errors import UserError
 from vje.runs import replacing
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from vje.data.sources import ImageSource
 
 FORMATS = (".npz", ".csv", ".parquet")
 
@@ -62,24 +61,15 @@ def run(arguments: list[str]) -> int:
 
 def _check(options: Options) -> None:
     """Find mistakes before anything is computed."""
-    if options.out.suffix not in FORMATS:
-        raise UserError(f"--out {options.out}: the file must end in {', '.join(FORMATS)}.")
-    if options.out.exists() and not options.force:
-        raise UserError(f"{options.out} exists already: choose another --out, or add --force to replace it.")
-    check_parent("--out", options.out)
+    check_out("--out", options.out, FORMATS, options.force)
     at_least(1, batch=options.batch)
     at_least(0, workers=options.workers)
     check_model(options.run)
-    if options.out.suffix == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise UserError("writing .parquet needs pyarrow: pip install 'vje[parquet]', or use .npz.") from None
 
 
 def open_images(
     images: tuple[str, ...], split: str | None, data_dir: Path, every: bool = False, tell: bool = True
-) -> "ImageSource":
+) -> ImageSource:
     """Images a person named: files and folders, an ``.npz`` file, or a data set.
 
     Args:
@@ -89,9 +79,6 @@ def open_images(
         every: every file of a folder counts, whatever it is called.
         tell: say which part it is where none was asked for.
     """
-    from vje.data.folders import scan_paths
-    from vje.data.registry import open_data
-
     only = images[0] if len(images) == 1 else None
     if only is None and any(name.lower().endswith(".npz") for name in images):
         raise UserError("an .npz file is taken alone: give one at a time.")
@@ -101,11 +88,7 @@ def open_images(
     return picked(raw, split) if tell else raw.pick(split)
 
 
-def _compute(
-    options: Options, source: "ImageSource"
-) -> tuple[dict[str, "np.ndarray[Any, Any]"], list[tuple[str, str]]]:
-    import numpy as np
-
+def _compute(options: Options, source: ImageSource) -> tuple[dict[str, "np.ndarray[Any, Any]"], list[tuple[str, str]]]:
     from vje.cli.console import counting
     from vje.evaluation.evaluate import in_chunks
     from vje.evaluation.features import compute_features
@@ -133,8 +116,6 @@ def _compute(
 def _write(
     suffix: str, partial: Path, columns: dict[str, "np.ndarray[Any, Any]"], failures: list[tuple[str, str]]
 ) -> None:
-    import numpy as np
-
     if suffix == ".npz":
         with partial.open("wb") as stream:
             unreadable = np.asarray([f"{name}: {reason}" for name, reason in failures], dtype=str)

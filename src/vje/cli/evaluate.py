@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich.table import Column, Table
 
 from vje.cli.checks import at_least
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config, tell_strangers
 from vje.config import Config
+from vje.data.registry import check_data
 from vje.errors import UserError
-from vje.evaluation.usual import SPACES, USUAL_K
+from vje.evaluation.usual import USUAL_K
+from vje.methods import find_method
 from vje.runs import RunFolder
 from vje.terminal import print_whole
 
@@ -39,8 +42,6 @@ def run(arguments: list[str]) -> int:
     at_least(1, k=options.k, batch=options.batch)
     at_least(0, workers=options.workers)
     folder = RunFolder.open(options.run)
-
-    from vje.data.registry import check_data
 
     config = run_config(folder, options.data, options.data_dir, options.labels)
     check_data(config.data.data, config.data.data_dir)
@@ -94,27 +95,11 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
 
 def print_table(result: dict[str, Any]) -> None:
     """The result for a person."""
-    from rich.table import Table
+    from vje.reporting.run_page import evaluation_rows
 
-    from vje.methods import find_method
-    from vje.reporting.run_page import shown
-
-    method = find_method(result["method"])
-    table = Table()
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    table.add_column("what it says", style="dim")
-    if "classifier" in result:
-        table.add_row(
-            "accuracy", shown(result["classifier"]["top1"], ".2f", "%"), "of the classifier it was trained with"
-        )
-    for name, value in result.get("knn", {}).items():
-        if name in SPACES:
-            table.add_row(f"k-NN of {SPACES[name]}", shown(value, ".2f", "%"), f"k = {result['knn']['k']}, cosine")
-    for name, value in result.get("posterior", {}).items():
-        words = method.quantity(name)
-        table.add_row(words.title, shown(value, ".4g"), words.meaning)
-    table.add_row("effective rank", shown(result["effective_rank"], ".1f"), "dimensions of z in real use")
+    table = Table("measure", Column("value", justify="right"), Column("what it says", style="dim"))
+    for row in evaluation_rows(result, find_method(result["method"])):
+        table.add_row(*row)
     print_whole(table, f"{result['data']['name']}: {result['images']:,} images the encoder was not trained on")
     if "knn" not in result:
         print("k-NN accuracy needs labels, and this data has none: --labels FILE gives them.")

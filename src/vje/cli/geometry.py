@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from rich import box
+from rich.table import Table
 
 from vje.cli.checks import at_least, check_vje, check_writable
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config
 from vje.config import Config
+from vje.data.registry import check_data, open_data
+from vje.data.sources import ImageSource
+from vje.data.splits import apply_split
 from vje.errors import UserError
 from vje.runs import RunFolder
 from vje.terminal import print_whole
@@ -18,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
-
-    from vje.data.sources import ImageSource
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,6 @@ def _draw(
 
 def _check_data(folder: RunFolder, config: Config) -> None:
     """Refuse data that is not there or has no labels, without torch; if the run knows of labels, without opening it."""
-    from vje.data.registry import check_data, open_data
-    from vje.data.splits import apply_split
-
     settings, recorded = config.data, folder.read("data")
     check_data(settings.data, settings.data_dir)
     if recorded.get("labels"):  # of the training images
@@ -129,7 +129,7 @@ def _check_data(folder: RunFolder, config: Config) -> None:
     _require_labels(apply_split(raw, recorded["held_out"]).test, config)
 
 
-def _require_labels(test: "ImageSource", config: Config) -> None:
+def _require_labels(test: ImageSource, config: Config) -> None:
     if test.labels is None:
         raise UserError(
             f"geometry is between classes, and {config.data.data} has no labels: give them with --labels FILE."
@@ -138,9 +138,6 @@ def _require_labels(test: "ImageSource", config: Config) -> None:
 
 def _print(result: dict[str, Any]) -> None:
     """The paper's table."""
-    from rich import box
-    from rich.table import Table
-
     from vje.evaluation.geometry import STATISTICS
     from vje.reporting.run_page import shown
 

@@ -14,8 +14,10 @@ from vje.cli.subject import Batch, Device, Workers
 from vje.config import stored_config
 from vje.errors import UserError, command
 from vje.ood.names import chosen, title
+from vje.reporting.compare import differences
+from vje.reporting.ood_columns import partial_sets
 from vje.runs import RunFolder, distinct, repeated_seeds, write_json
-from vje.terminal import print_whole
+from vje.terminal import print_columns
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Options:
     id: str | None = None
     """In-distribution images that the run did not train on: a folder, an .npz, or a name. Of the data that it was
     trained on, the images that it held out are taken."""
-    ood: tuple[str, ...] = ()
+    ood: Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction] = ()
     """Other images, each as NAME=PATH."""
     samples: int = 0
     """Monte-Carlo samples of the sampled NLL; 0 leaves it out."""
@@ -56,10 +58,10 @@ class Options:
 
 def run(arguments: list[str]) -> int:
     """Run the benchmark on each run, write ``RUN/ood.json`` and figures, print a table."""
-    options = tyro.cli(Options, args=together(arguments, "--ood"), prog="vje ood")
+    options = tyro.cli(Options, args=arguments, prog="vje ood")
     if not options.runs:
         raise UserError("`vje ood` needs a run folder, such as runs/cifar10-ema.")
-    if bool(options.id) != bool(options.ood):
+    if bool(options.id) != any(options.ood):
         raise UserError("--id and --ood go together: what is in-distribution, and what is not.")
     at_least(0, samples=options.samples, workers=options.workers)
     at_least(1, batch=options.batch)
@@ -87,30 +89,8 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def together(arguments: list[str], option: str) -> list[str]:
-    """The arguments with the values of a repeated option in one place: given alone, the last would win.
-
-    >>> together(["run", "--ood", "a=1", "b=2", "--batch", "9", "--ood=c=3"], "--ood")
-    ['run', '--batch', '9', '--ood', 'a=1', 'b=2', 'c=3']
-    """
-    rest: list[str] = []
-    values: list[str] = []
-    inside = False
-    for word in arguments:
-        name, equals, value = word.partition("=")
-        if word.startswith("-"):
-            inside = name == option
-            if inside:
-                values += [value] if equals else []
-                continue
-        (values if inside else rest).append(word)
-    return [*rest, option, *values] if values else arguments
-
-
 def _check_alike(folders: list[RunFolder]) -> list[str]:
     """Refuse to average runs of several methods or data sets; returns lines on other settings that differ."""
-    from vje.reporting.compare import differences
-
     configs = [stored_config(folder) for folder in folders]
     lines = []
     for folder, config in zip(folders[1:], configs[1:], strict=True):
@@ -139,11 +119,7 @@ def _same_images(one: RunFolder, other: RunFolder) -> bool:
 
 def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     """AUROC of every score on every set."""
-    from rich import box
-    from rich.table import Table
-
     from vje.ood.protocol import mean_and_std
-    from vje.reporting.ood_columns import partial_sets
 
     first = results[0]
     several = len(results) > 1
@@ -156,19 +132,19 @@ def _print(results: list[dict[str, Any]], folders: list[RunFolder]) -> None:
     groups = [name for name in ("near", "far", "avg") if name in next(iter(first["summary"].values()))]
     mark = "*" if "id" in first["partial"] else ""
     above = f"AUROC (%), in-distribution {first['data']}{mark} ({first['counts']['id']:,} images)"
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("score", no_wrap=True)
-    for name in sets:
-        mark = "*" if name in first["partial"] else ""
-        table.add_column(f"{name}{mark}\n{first['counts'][name]:,}", justify="right", no_wrap=True)
+    heads = ["score"]
+    heads += [f"{name}{'*' * (name in first['partial'])}\n{first['counts'][name]:,}" for name in sets]
     missing = first.get("missing", {})
-    for name in groups:
-        short = name in missing or (name == "avg" and missing)
-        table.add_column(f"{name}†" if short else name, justify="right", style="bold", no_wrap=True)
-    for score, values in merged["scores"].items():
-        cells = [cell(values[name]["auroc"]) for name in sets] + [cell(merged["summary"][score][g]) for g in groups]
-        table.add_row(title(score, first.get("classifier")), *cells)
-    print_whole(table, f"{above}, {len(results)} runs" if several else above)
+    heads += [f"{name}†" if name in missing or (name == "avg" and missing) else name for name in groups]
+    rows = [
+        [
+            title(score, first.get("classifier")),
+            *(cell(values[name]["auroc"]) for name in sets),
+            *(cell(merged["summary"][score][g]) for g in groups),
+        ]
+        for score, values in merged["scores"].items()
+    ]
+    print_columns(heads, rows, f"{above}, {len(results)} runs" if several else above)
     if first["partial"]:
         print(f"* not the protocol's own image list (other counts): {', '.join(partial_sets(first).values())}")
     if missing:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from vje.cli.ood_sets import Sets, benchmark_of, missing_sets, open_sets
 from vje.cli.subject import Subject, run_config
+from vje.data.sources import ImageSource
 from vje.errors import UserError
+from vje.ood.benchmark import ID_IMAGES
 from vje.ood.names import CURVE_SCORES, FIGURE_SCORES, LIKELIHOODS, title
 from vje.runs import RunFolder, digest
 
 if TYPE_CHECKING:
     from vje.cli.ood import Options
-    from vje.data.sources import ImageSource
     from vje.evaluation.features import Features
     from vje.methods.method import Method
     from vje.ood.protocol import Scorer, Scores
@@ -24,7 +25,6 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
 
     from vje.environment import environment
     from vje.evaluation.features import weights_fingerprint
-    from vje.ood.benchmark import ID_IMAGES
     from vje.ood.protocol import compare
 
     config = run_config(folder, options.data, options.data_dir)
@@ -47,7 +47,7 @@ def measure(folder: RunFolder, options: "Options") -> dict[str, Any]:
     scorer = _fitted(sets, features, model, options)
     counts: dict[str, int] = {}
 
-    def scores(name: str, sources: Sequence["ImageSource"]) -> "Scores":
+    def scores(name: str, sources: Sequence[ImageSource]) -> "Scores":
         embedded = torch.cat([features(name, source).z for source in sources])
         counts[name] = len(embedded)
         return scorer(embedded) | _view_scores(name, sources, scorer, model, options)
@@ -94,7 +94,7 @@ def _fitted(
 
 
 def _view_scores(
-    what: str, sources: Sequence["ImageSource"], scorer: "Scorer", model: "Method", options: "Options"
+    what: str, sources: Sequence[ImageSource], scorer: "Scorer", model: "Method", options: "Options"
 ) -> "Scores":
     """The same scores over several views of each image, if so asked; by names that say so."""
     from vje.cli.console import counting

@@ -1,21 +1,25 @@
 """The images of ``vje ood``: what was asked for, opened, and without what the run was trained on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vje.cli.embed import open_images
 from vje.cli.subject import run_config
 from vje.config import Config
+from vje.data.registry import check_data
 from vje.data.sources import ImageSource
+from vje.data.splits import Splits
 from vje.errors import UserError, command
 from vje.ood.benchmark import BENCHMARKS, Member, benchmark_name, find_sets, id_images
+from vje.ood.unseen import unseen
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
     from vje.cli.ood import Options
-    from vje.data.splits import Splits
 
 FEW = 50
 """In-distribution images from which on nothing is said of their number."""
@@ -55,10 +59,9 @@ def check_asked(folder: RunFolder, options: "Options") -> None:
     if options.id is None:
         benchmark_of(options.data or str(stored.get("data", "")))
         return
-    from vje.data.registry import check_data
 
     data_dir = options.data_dir or Path(stored.get("data_dir", "data"))
-    for images in (options.id, *named_sets(options.ood).values()):
+    for images in (options.id, *named_sets(chain(*options.ood)).values()):
         if not Path(images).exists():
             check_data(images, data_dir)
 
@@ -85,7 +88,7 @@ def check_same_images(folders: Sequence[RunFolder], options: "Options") -> None:
         print("Each run is measured on the images that it held out itself: they are not the same for all.")
 
 
-def named_sets(words: Sequence[str]) -> dict[str, str]:
+def named_sets(words: Iterable[str]) -> dict[str, str]:
     """The sets of --ood by name.
 
     >>> named_sets(["noise=data/noise", "x=a=b"])
@@ -116,14 +119,13 @@ def benchmark_of(data: str) -> str:
 def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
     """Open what was asked for, or the sets of the benchmark that are at hand."""
     from vje.build_data import open_splits
-    from vje.cli.embed import open_images
 
     data_dir = config.data.data_dir
     splits: Splits | None
     if options.id is None:
         splits = open_splits(config.data, folder.read("data"))
         return _benchmark(benchmark_of(config.data.data), data_dir, splits)
-    given = named_sets(options.ood)
+    given = named_sets(chain(*options.ood))
     notes = []
     try:
         splits = open_splits(config.data, folder.read("data"))
@@ -146,10 +148,8 @@ def open_sets(folder: RunFolder, config: Config, options: "Options") -> Sets:
     return Sets(None if splits is None else splits.bank, unseen, members, notes=notes, held_out=own)
 
 
-def _doubtful(member: Member, inside: ImageSource, folder: RunFolder, splits: "Splits | None") -> Iterator[str]:
+def _doubtful(member: Member, inside: ImageSource, folder: RunFolder, splits: Splits | None) -> Iterator[str]:
     """What makes a set look less unlike the in-distribution images than it may be meant to."""
-    from vje.ood.unseen import unseen
-
     (source,) = member.sources
     if source.fingerprint() == inside.fingerprint():
         yield f"--ood {member.name}: these are the images of --id."
@@ -168,7 +168,7 @@ def missing_sets(benchmark: str, members: Sequence[Member]) -> dict[str, list[st
     return groups
 
 
-def _benchmark(benchmark: str, data_dir: Path, splits: "Splits") -> Sets:
+def _benchmark(benchmark: str, data_dir: Path, splits: Splits) -> Sets:
     validation, inside = id_images(benchmark, splits.test)
     members, missing, tuning = find_sets(benchmark, data_dir)
     if not members:
@@ -178,11 +178,9 @@ def _benchmark(benchmark: str, data_dir: Path, splits: "Splits") -> Sets:
 
 
 def _without_trained(
-    folder: RunFolder, source: ImageSource, splits: "Splits | None", given: str, data: str
+    folder: RunFolder, source: ImageSource, splits: Splits | None, given: str, data: str
 ) -> ImageSource:
     """The in-distribution images that the run was not trained on: with the others its figures would be too good."""
-    from vje.ood.unseen import unseen
-
     places = unseen(source, folder.read("data"), splits)
     if not len(places):
         raise UserError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from rich.table import Table
 
 from vje.cli.checks import at_least
 from vje.cli.subject import (
@@ -20,14 +21,15 @@ from vje.cli.subject import (
     tell_unreadable,
 )
 from vje.config import Config
+from vje.data.registry import check_data
+from vje.data.sources import ImageSource
+from vje.data.splits import Splits
 from vje.errors import UserError
 from vje.evaluation.usual import KEPT_BYTES, SPACES, USUAL_PROBE, said
 from vje.runs import RunFolder
 from vje.terminal import print_whole
 
 if TYPE_CHECKING:
-    from vje.data.sources import ImageSource
-    from vje.data.splits import Splits
     from vje.methods.method import Method
 
 MOMENTUM = 0.9
@@ -81,8 +83,6 @@ def run(arguments: list[str]) -> int:
     options = tyro.cli(Options, args=arguments, prog="vje probe")
     _check(options)
     folder = RunFolder.open(options.run)
-
-    from vje.data.registry import check_data
 
     config = run_config(folder, options.data, options.data_dir, options.labels)
     check_data(config.data.data, config.data.data_dir)
@@ -183,7 +183,7 @@ def _protocol(options: Options, batch: int, augment: bool, rates: list[float]) -
     }
 
 
-def _inputs(splits: "Splits") -> str:
+def _inputs(splits: Splits) -> str:
     """Identifies the images and their labels."""
     digest = blake2b(digest_size=8)
     for source in (splits.bank, splits.test):
@@ -200,7 +200,7 @@ def _origin(model: "Method") -> dict[str, Any]:
     return {"method": model.name(), "weights": weights_fingerprint(model)[:16], "environment": environment(device)}
 
 
-def _check_images(splits: "Splits", config: Config) -> None:
+def _check_images(splits: Splits, config: Config) -> None:
     """Refuse data that cannot be probed, before anything is computed."""
     if splits.bank.labels is None or splits.test.labels is None:
         raise UserError(
@@ -219,7 +219,7 @@ def _spaces(model: "Method", wanted: str) -> list[str]:
     return known if name == "all" else [name]
 
 
-def _too_many(bank: "ImageSource", model: "Method", names: list[str]) -> bool:
+def _too_many(bank: ImageSource, model: "Method", names: list[str]) -> bool:
     size = 4 * len(bank) * model.encoder.dim * len(names)
     if size > KEPT_BYTES:
         print(f"The features of {len(bank):,} images would take {size / 2**30:.0f} GiB: training on crops and flips.")
@@ -276,8 +276,6 @@ def _accuracies(spaces: dict[str, Any]) -> str:
 
 def print_table(result: dict[str, Any]) -> None:
     """The result for a person."""
-    from rich.table import Table
-
     images, table = result["images"], Table()
     table.add_column("features")
     for column in ("learning rate", "held out, top-1", "test, top-1", "test, top-5"):

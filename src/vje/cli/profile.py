@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from vje.cli.checks import at_least
+from vje.config import Config
 from vje.errors import UserError
 from vje.methods import method_names
-from vje.terminal import print_whole
+from vje.recipes import load_recipe
+from vje.terminal import print_columns
 
 if TYPE_CHECKING:
     import torch
 
-    from vje.config import Config
     from vje.evaluation.profile import Costs, Timing
 
 METHODS = ("vje", "vje-ema", "simsiam", "byol", "vicreg")
@@ -97,10 +98,8 @@ def _check(options: Options) -> None:
     at_least(1, windows=options.windows, steps=options.steps)
 
 
-def method_config(name: str, options: Options) -> "Config":
+def method_config(name: str, options: Options) -> Config:
     """The recipe of a method at the scale of the images, with the encoder and size that were asked for."""
-    from vje.recipes import load_recipe
-
     method = name.removesuffix(EMA) if name == f"vje{EMA}" else name
     config = load_recipe("imagenet1k" if options.size >= LARGE else "cifar10", method)
     if method == "vje":  # some recipes have an EMA target and some have not
@@ -176,17 +175,9 @@ def timing_row(timing: "Timing") -> dict[str, Any]:
 
 def print_table(rows: list[dict[str, Any]], options: Options) -> None:
     """The rows for a person."""
-    from rich import box
-    from rich.table import Table
-
     title = f"{options.encoder} at {options.size} px, batch {options.batch}"
     if "images_per_second" in rows[0]:
         title += f", {options.precision}"
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("method", no_wrap=True)
     columns = [name for name in COLUMNS if rows[0].get(name) is not None]
-    for name in columns:
-        table.add_column(COLUMNS[name], justify="right")
-    for row in rows:
-        table.add_row(row["method"], *(f"{row[name]:,}" for name in columns))
-    print_whole(table, title)
+    cells = [[row["method"], *(f"{row[name]:,}" for name in columns)] for row in rows]
+    print_columns(["method", *map(COLUMNS.__getitem__, columns)], cells, title)

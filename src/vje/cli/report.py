@@ -6,21 +6,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import tyro
+from rich.console import Console
 
 from vje.cli.checks import at_least, check_parent, of_known_methods, open_runs
 from vje.cli.subject import Batch, Device, OwnData, OwnDataDir, OwnLabels, Subject, Workers, run_config
+from vje.data.registry import check_data
+from vje.data.sources import ImageSource
 from vje.errors import UserError
 from vje.reporting.records import has_model, no_model
+from vje.reporting.sprites import Sprites, make_sprites
 from vje.reporting.written import check_own, is_page
 from vje.runs import RunFolder, write_atomically
 
 if TYPE_CHECKING:
-    from vje.data.sources import ImageSource
     from vje.evaluation.features import Features
     from vje.methods.method import Method
     from vje.reporting.atlas import Atlas, Floats
-    from vje.reporting.sprites import Sprites
 
 MOST_POINTS = 10_000
 LARGEST_PICTURE = 64
@@ -81,8 +84,6 @@ def run(arguments: list[str]) -> int:
 
 def _check_data(folder: RunFolder, options: Options) -> None:
     """Find out before anything heavy is loaded whether the images of the map are there."""
-    from vje.data.registry import check_data
-
     config = run_config(folder, options.data, options.data_dir, options.labels)
     try:
         check_data(config.data.data, config.data.data_dir)
@@ -105,8 +106,6 @@ def write_report(folder: RunFolder, out: Path, options: Options) -> Path:
 
 def _survey(folder: RunFolder, options: Options) -> "tuple[Atlas, str]":
     """The map, and the fingerprint of the weights it is of."""
-    from rich.console import Console
-
     from vje.build_data import open_splits
     from vje.evaluation.features import weights_fingerprint
 
@@ -122,7 +121,7 @@ def _survey(folder: RunFolder, options: Options) -> "tuple[Atlas, str]":
 
 
 def _atlas(
-    model: "Method", test: "ImageSource", features: "Features", rows: slice, cache: Path, seed: int, workers: int
+    model: "Method", test: ImageSource, features: "Features", rows: slice, cache: Path, seed: int, workers: int
 ) -> "Atlas":
     """The map of some rows of the features."""
     from vje.reporting.atlas import Atlas, survey
@@ -141,8 +140,6 @@ def _atlas(
 
 def _cached_layout(file: Path, vectors: "Floats", seed: int) -> "Floats":
     """Places on the map; they take a minute for ten thousand images, so they are kept."""
-    import numpy as np
-
     from vje.reporting.atlas import layout
 
     try:
@@ -159,12 +156,9 @@ def _cached_layout(file: Path, vectors: "Floats", seed: int) -> "Floats":
     return places
 
 
-def _pictures(model: "Method", source: "ImageSource", kept: list[int], workers: int) -> "Sprites":
+def _pictures(model: "Method", source: ImageSource, kept: list[int], workers: int) -> Sprites:
     """The images as the model sees them, no larger than a thumbnail; one that can no longer be read is grey."""
-    import numpy as np
-
     from vje.data.batches import evaluation_batches
-    from vje.reporting.sprites import make_sprites
 
     assert model.preprocessing is not None
     side = min(LARGEST_PICTURE, model.preprocessing.crop)

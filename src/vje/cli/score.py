@@ -7,19 +7,22 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vje.cli.checks import at_least, check_model, check_parent, check_vje
+from vje.cli.checks import at_least, check_model, check_out, check_vje
 from vje.cli.embed import open_images
 from vje.cli.rows import check_header
 from vje.cli.subject import Batch, Device, Workers, ready_device
 from vje.data.folders import holds_files
 from vje.data.sources import FolderSource, ImageSource
+from vje.data.workers import WorkerEnded, death_in_words
 from vje.errors import UserError
+from vje.ood.conformal import check_alpha
 
 SCORES = (
     *("nll", "nll_directional", "nll_radial", "nll_centered", "neg_elbo"),
     *("variance_trace", "neg_kl", "neg_anisotropy"),
     *("kl", "variance", "anisotropy", "cosine_mean_z"),
 )
+TABLES = (".csv", ".parquet")
 SHEETS = (".png", ".jpg", ".pdf", ".svg")
 
 
@@ -84,7 +87,6 @@ def run(arguments: list[str]) -> int:
     source = _without_own(options, open_images(paths, options.split, options.data_dir, every=True)) if paths else None
 
     from vje.cli.score_job import ScoringJob, open_table
-    from vje.data.workers import WorkerEnded, death_in_words
     from vje.ood.detector import ImageDetector
 
     if not source:
@@ -114,32 +116,21 @@ def run(arguments: list[str]) -> int:
 
 def _check(options: Options) -> None:
     """Find mistakes before anything is computed."""
-    from vje.ood.conformal import check_alpha
-
     check_alpha(options.alpha)
     at_least(1, batch=options.batch, top=options.top)
     at_least(0, explain=options.explain, workers=options.workers)
     check_model(options.run)
     check_vje(options.run)
-    if options.file is not None and options.out.suffix not in (".csv", ".parquet"):
-        raise UserError(f"--out {options.out}: the file must end in .csv or .parquet, or be - for standard output.")
-    if options.sheet is not None and options.sheet.suffix not in SHEETS:
-        raise UserError(f"--sheet {options.sheet}: the file must end in {', '.join(SHEETS)}.")
+    replace = options.force or options.append
+    if options.file is not None:
+        further = " --append to go on with it, or" if options.out.suffix == ".csv" else ""
+        check_out("--out", options.file, TABLES, replace, ", or be - for standard output", further)
+    if options.sheet is not None:
+        check_out("--sheet", options.sheet, SHEETS, replace)
     if options.append and (options.force or options.out.suffix != ".csv"):
         raise UserError("--append continues a CSV file: use it with --out FILE.csv, and without --force.")
-    for option, file in (("--out", options.file), ("--sheet", options.sheet)):
-        if file is not None:
-            check_parent(option, file)
-        if file is not None and file.exists() and not (options.force or options.append):
-            further = " --append to go on with it, or" if option == "--out" and file.suffix == ".csv" else ""
-            raise UserError(f"{file} exists already: choose another {option}, or add{further} --force to replace it.")
     if options.append and options.out.exists():
         check_header(options.out, options.columns)
-    if options.out.suffix == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise UserError("writing .parquet needs pyarrow: pip install 'vje[parquet]', or use .csv.") from None
 
 
 def _worth_opening(images: tuple[str, ...]) -> tuple[str, ...]:

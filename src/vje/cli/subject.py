@@ -13,12 +13,12 @@ import numpy as np
 import tyro
 
 from vje.config import Config, stored_config
+from vje.data.registry import RawSplits
+from vje.data.sources import ImageSource
 from vje.errors import UserError
 from vje.runs import RunFolder
 
 if TYPE_CHECKING:
-    from vje.data.registry import RawSplits
-    from vje.data.sources import ImageSource
     from vje.evaluation.features import Features
 
 # Types of options, each with its help.
@@ -97,7 +97,7 @@ class Subject:
         self.model = load(folder.path, ready_device(device))
         self.device = next(self.model.parameters()).device
 
-    def features(self, what: str, source: "ImageSource", target: bool = True) -> "Features":
+    def features(self, what: str, source: ImageSource, target: bool = True) -> "Features":
         """Embeddings of images, computed or kept from before, while a bar counts; unreadable files are told."""
         from vje.cli.console import counting
         from vje.evaluation.features import cached_features
@@ -110,7 +110,7 @@ class Subject:
         return found
 
 
-def picked(raw: "RawSplits", split: str | None) -> "ImageSource":
+def picked(raw: RawSplits, split: str | None) -> ImageSource:
     """The part of a data set that --split names; where it names none of several, say which is taken."""
     parts, part = raw.parts(), raw.pick(split)
     if split is None and len(parts) > 1:
@@ -131,7 +131,7 @@ def tell_unreadable(failures: Sequence[tuple[str, str]], what: str) -> None:
         print(f"{what}: left out, as they cannot be read: {name} ({reason}){several}", file=sys.stderr)
 
 
-def tell_strangers(bank: "ImageSource", test: "ImageSource") -> None:
+def tell_strangers(bank: ImageSource, test: ImageSource) -> None:
     """Say how many test images are of classes that no training image is of: whatever is found for them is wrong."""
     if bank.labels is not None and test.labels is not None:
         unknown = ~np.isin(test.labels, bank.labels)

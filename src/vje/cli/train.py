@@ -23,6 +23,7 @@ from vje.config import (
     changed_fields,
     stored_config,
 )
+from vje.data.registry import check_data
 from vje.errors import UserError, command
 from vje.methods import method_names
 from vje.recipes import load_recipe, recipe_names, unheeded
@@ -162,8 +163,6 @@ def _say(line: str) -> None:
 
 def _check_surroundings(config: Config) -> None:
     """Find out what can be found out before anything is loaded or written."""
-    from vje.data.registry import check_data
-
     if config.run.tensorboard and find_spec("tensorboard") is None:
         raise UserError("--tensorboard needs TensorBoard: pip install 'vje[tensorboard]'.")
     check_data(config.data.data, config.data.data_dir, training=True)

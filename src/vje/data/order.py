@@ -9,6 +9,7 @@ from torch import Tensor
 from vje.errors import UserError
 
 
+@lru_cache(maxsize=2)
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     """The order in which an epoch visits ``count`` images: a permutation, int64 ``[count]``.
 
@@ -30,9 +31,4 @@ def steps_per_epoch(count: int, batch_size: int) -> int:
 def global_batch(count: int, batch_size: int, seed: int, step: int) -> Tensor:
     """Indices of the images of a step, counted over all epochs from 0: int64 ``[batch_size]``."""
     epoch, place = divmod(step, steps_per_epoch(count, batch_size))
-    return _cached_order(count, seed, epoch)[place * batch_size : (place + 1) * batch_size].clone()
-
-
-@lru_cache(maxsize=2)
-def _cached_order(count: int, seed: int, epoch: int) -> Tensor:
-    return epoch_order(count, seed, epoch)
+    return epoch_order(count, seed, epoch)[place * batch_size : (place + 1) * batch_size].clone()

@@ -13,8 +13,6 @@ from vje.evaluation.usual import USUAL_K
 Numbers = Tensor | NDArray[Any]
 CHUNK = 2**26
 """Similarities held in memory at a time."""
-_ROWS = 8192
-"""Features brought to float64 at a time."""
 
 
 class NotFinite(UserError):
@@ -94,12 +92,11 @@ class Directions:
     r"""Features to compare by cosine, in digits that are left where all of them point nearly the same way.
 
     Posterior means do, early in training and in models that fail: their cosines differ by less than float32 rounds a
-    cosine by. What they have in common is left out:
+    cosine by. Distances between unit vectors do not depend on what these have in common, and it is left out:
 
-    .. math:: \hat x \cdot \hat b = (\hat x - c) \cdot (\hat b - c) + c \cdot \hat b + (\hat x - c) \cdot c
+    .. math:: 2 \hat x \cdot \hat b = |\hat x|^2 + |\hat b|^2 - |(\hat x - c) - (\hat b - c)|^2
 
-    with c the middle of the bank. The first term is as small as what tells features apart, the second is taken in
-    float64 and less the largest of the bank, and the third is the same for all of the bank.
+    with c the middle of the bank; what is the same for all of the bank is left out too.
 
     Args:
         bank: ``[N, D]``.
@@ -112,15 +109,9 @@ class Directions:
 
     def __init__(self, bank: Tensor) -> None:
         unit = normalize(bank.float(), dim=1)
-        self._centre = unit.mean(0)
-        wide = torch.float32 if bank.device.type == "mps" else torch.float64  # which mps has not
-        along = []
-        for rows in unit.split(_ROWS):
-            x = rows.to(wide)
-            along.append(x @ self._centre.to(wide) / torch.linalg.vector_norm(x, dim=1).clamp_min(0.5))  # 1; 0 of zeros
-        shared = torch.cat(along)
-        self._along = (shared - shared.max()).float()
+        self._centre, is_zero = unit.mean(0), ~unit.any(1)
         self._apart = unit.sub_(self._centre)
+        self._along = -(torch.linalg.vector_norm(self._apart, dim=1).square() + is_zero) / 2
 
     def cosines(self, queries: Tensor) -> Tensor:
         """Cosines of ``[M, D]`` with the bank, less a number that is each query's own: float32 ``[M, N]``."""

@@ -184,7 +184,8 @@ def _recorded(records: list[dict[str, Any]]) -> Iterator[Row]:
                 yield f"k-NN accuracy of {words}", shown(last["knn"][space], ".2f", "%"), how
 
 
-def _evaluation(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
+def evaluation_rows(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
+    """What ``evaluation.json`` holds."""
     if "classifier" in found:
         yield "Accuracy", shown(found["classifier"]["top1"], ".2f", "%"), "of the classifier it was trained with"
     knn = found.get("knn", {})
@@ -220,7 +221,7 @@ def _geometry(found: dict[str, Any], method: type[Method]) -> Iterator[Row]:
         yield f"Margin against {method.quantity(name).title}", shown(value, "+.2f"), "Spearman's rank correlation"
 
 
-_ROWS = {"evaluation": _evaluation, "probe": _probe, "ood": _ood_numbers, "geometry": _geometry}
+_ROWS = {"evaluation": evaluation_rows, "probe": _probe, "ood": _ood_numbers, "geometry": _geometry}
 
 
 # Sections
