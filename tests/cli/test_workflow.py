@@ -69,7 +69,7 @@ def test_evaluate_twice(vje, trained, snapshot):
         f"{result['knn']['z']:.2f}%",
         "k-NN accuracy of the EMA",
         "Effective rank",
-        "cosine of mean and z",
+        "Cosine of mean and z",
     ):
         assert words in out
     assert str(run / "evaluation.json") in out.replace("\n", "")
