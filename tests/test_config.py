@@ -326,6 +326,8 @@ def test_mistakes_in_a_method_s_table_are_told():
         read_config({"vje": {"nü": 1}}, "example")
     with pytest.raises(UserError, match=r"there is no table settings; that of the method is called \[simsiam\]"):
         read_config({"method": "simsiam", "settings": {"hidden": 3}}, "example")
+    with pytest.raises(UserError, match=r"there is no table vi_simsiam; that of the method is called \[vi-simsiam\]"):
+        read_config({"method": "vi-simsiam", "vi_simsiam": {"hidden": 3}}, "example")
     with pytest.raises(UserError, match="there is no method 'vj'"):
         read_config({"method": "vj"}, "example")
 

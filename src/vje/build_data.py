@@ -50,6 +50,7 @@ class Data:
             "fingerprint": self.splits.train.fingerprint(),
             "test_fingerprint": self.splits.test.fingerprint(),
             "labels_fingerprint": _labels_fingerprint(self.splits.train),
+            "test_labels_fingerprint": _labels_fingerprint(self.splits.test),
             "skipped": [list(item) for item in self.skipped],
             "ignored": len(getattr(self.splits.train, "ignored", ())),
             "held_out": self.splits.held_out_names,
@@ -74,6 +75,7 @@ def build_data(config: Config, recorded: dict[str, Any] | None = None) -> Data:
         _check_fingerprint(splits.train, recorded, settings.data)  # files that changed, too: a resumed run is exact
         if find_method(config.method).needs_labels:
             _check_labels(splits.train, recorded, settings)
+        splits = _counted(splits, recorded, settings.data)
     train = splits.train
     channels = settings.channels or (recorded or {}).get("channels") or train.channels
     resize = settings.resize or settings.size
@@ -111,8 +113,9 @@ def _open(settings: DataConfig) -> RawSplits:
 
 
 def _counted(splits: Splits, recorded: dict[str, Any], data: str) -> Splits:
-    """The same, with a warning if they are not the images that the run had: figures are then of others."""
+    """The same, with a warning if they are not the images or labels that the run had: figures are then of others."""
     had = recorded.get("train_images", 0) + len(recorded.get("skipped", ())), recorded.get("test_images", 0)
+    foreign = ""
     lacking = [max(0, n - len(source)) for n, source in zip(had, (splits.train, splits.test), strict=True)]
     if any(lacking):
         warnings.warn(
@@ -120,16 +123,26 @@ def _counted(splits: Splits, recorded: dict[str, Any], data: str) -> Splits:
             f"out {lacking[1]:,}); what is measured is without them",
             stacklevel=3,
         )
-    elif any(
-        recorded.get(name) not in ("", None, source.fingerprint())
-        for name, source in (("fingerprint", splits.train), ("test_fingerprint", splits.test))
-    ):
+    elif any(recorded.get(f"{part}fingerprint") not in ("", None, x.fingerprint()) for part, x in _parts(splits)):
+        foreign = "images" if isinstance(splits.test, ArraySource) else ""  # files may only have been copied
         warnings.warn(
             f"the images of {data} do not seem to be those of training (files go by name, size and date); what is "
             "measured is of those there now",
             stacklevel=3,
         )
-    return replace(splits, missing=sum(lacking))
+    elif any(
+        recorded.get(f"{part}labels_fingerprint") not in ("", None, labels)
+        for part, x in _parts(splits)
+        if (labels := _labels_fingerprint(x)) is not None
+    ):
+        foreign = "labels"
+        warnings.warn(f"the labels of {data} are not those of training; what is measured is by these", stacklevel=3)
+    return replace(splits, missing=sum(lacking), foreign=foreign)
+
+
+def _parts(splits: Splits) -> tuple[tuple[str, ImageSource], ...]:
+    """The training and the test images, each with what the names of its fingerprints begin with."""
+    return ("", splits.train), ("test_", splits.test)
 
 
 def _check_fingerprint(train: ImageSource, recorded: dict[str, Any], data: str) -> None:

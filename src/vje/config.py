@@ -4,6 +4,7 @@ A recipe (TOML), the command line and a run's ``config.json`` all speak of these
 """
 
 import dataclasses
+import difflib
 import functools
 import math
 import typing
@@ -315,9 +316,10 @@ def read_config(values: dict[str, Any], origin: str) -> Config:
     if not isinstance(given, dict):
         raise UserError(f"{origin}: {method} must be a table of settings, got {given!r}.")
     settings = from_dict(settings_type(method), given, f"{origin}: {method}")
-    if "settings" in values:
-        raise UserError(f"{origin}: there is no table settings; that of the method is called [{method}].")
     others = {name: value for name, value in values.items() if name not in method_names()}
+    for name in ("settings", *difflib.get_close_matches(method, others, n=1)):
+        if name in others:
+            raise UserError(f"{origin}: there is no table {name}; that of the method is called [{method}].")
     return dataclasses.replace(from_dict(Config, others, origin), settings=settings)
 
 

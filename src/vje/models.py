@@ -122,7 +122,10 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
                 raise UserError(f"{file} is not a model of this program.")
             return {name: content.get_tensor(name) for name in content.keys()}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} cannot be read as a model: it is cut short or foreign ({error}).") from None
+        raise UserError(
+            f"{file} cannot be read as a model: it is cut short or foreign ({error}). If a run with checkpoints is "
+            "around it, remove the file: `vje train --resume` writes it again."
+        ) from None
 
 
 def load_vje(path: str | Path, device: str = "cpu") -> "VJE":

@@ -28,6 +28,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -127,6 +128,16 @@ class RunFolder:
     def find(self, name: str) -> dict[str, Any]:
         """The same, empty if it is not there."""
         return self.read(name) if (self.path / f"{name}.json").exists() else {}
+
+    def find_whole(self, name: str) -> dict[str, Any]:
+        """The same; a damaged one is moved out of the way, with a word, for the command that makes it anew."""
+        try:
+            return self.find(name)
+        except Damaged as error:
+            file = self.path / f"{name}.json"
+            place = self.set_aside(file.name, "damaged", blake2b(file.read_bytes()).hexdigest())
+            warnings.warn(f"{error} It is in {place} now, and made anew.", stacklevel=2)
+            return {}
 
     def write(self, name: str, value: dict[str, Any]) -> Path:
         """Write ``RUN/<name>.json``, whole or not at all."""

@@ -621,7 +621,8 @@ def test_what_is_left_out_marks_nothing_and_takes_no_note_away(vje, make_run, tm
     other = make_run("b", recipe="cifar10-simsiam", ood=own_sets(images={"id": "9"}))
     answer = vje("compare", one, other, "--out", tmp_path / "c")
     probe, images = groups_of(tmp_path)["cifar10"]["notes"]
-    assert "probe.json, without 2 of the run's images" in probe and "on other images than another run's" in images
+    assert "probe.json, without 2 of the run's images" in probe
+    assert "on other images or labels than another run's" in images
     assert "*" not in answer.out
 
 
@@ -646,16 +647,17 @@ def test_other_images_of_the_same_name_are_not_compared(vje, make_run, tmp_path,
     for group, run in zip(groups_of(tmp_path).values(), runs, strict=True):
         assert [name for name in group["values"] if "OOD" in name] == expected
         assert group["notes"][0].startswith("left out: OOD NLL (inbox against noise)") and str(run) in group["notes"][0]
-    (line,) = [line for line in answer.out.splitlines() if "on other images than another run's" in line]
-    assert f" of {runs[0] / 'ood.json'}, {runs[1] / 'ood.json'}, on other" in line
+    (line,) = [line for line in answer.out.splitlines() if "on other images or labels than another run's" in line]
+    assert f" of {runs[0]}, {runs[1]}, on other" in line
     assert vje("compare", runs[1], "--out", tmp_path / "c").out.count("(inbox against") == 4  # alone it can be shown
 
 
 def test_seeds_that_each_met_what_they_held_out_are_told_in_one_line(vje, make_run, tmp_path):
     runs = [make_run(f"s{seed}", seed=seed, ood=own_sets(images={"id": str(seed)})) for seed in (7, 8, 9)]
     answer = vje("compare", *runs, "--out", tmp_path / "c")
-    files = ", ".join(str(run / "ood.json") for run in runs)
-    assert answer.out.count("left out: ") == 1 and f" of {files}, on other images than another run's\n" in answer.out
+    files = ", ".join(map(str, runs))
+    assert answer.out.count("left out: ") == 1
+    assert f" of {files}, on other images or labels than another run's\n" in answer.out
     (note,) = groups_of(tmp_path)["cifar10"]["notes"]
     assert files in note
 
@@ -784,3 +786,25 @@ def test_a_narrow_window_has_the_table_in_parts(vje, make_run, tmp_path, monkeyp
     assert len(parts) > 1 and [part[0] for part in parts] == ["cifar10"] * len(parts)
     expected = ["1", "20", "81.50", "80.50", "0.500", "7.0", "88.00", "90.00", "15,000"]
     assert [x for part in parts for x in part[1:]] == expected
+
+
+def test_figures_of_other_images_or_labels_than_the_runs_own_are_not_averaged(vje, make_run, tmp_path):
+    """Unless all runs were measured on the same others: then they can be compared."""
+
+    def measured(name, knn, foreign=None, recipe="cifar10", seed=0):
+        mark = {"foreign": foreign} if foreign else {}
+        inputs = {"images": f"i{foreign}", "labels": f"l{foreign}"}
+        evaluation = {"method": "vje", "knn": {"k": 20, "z": knn}, "effective_rank": 9.0, "inputs": inputs, **mark}
+        probe = {"spaces": {"z": {"top1": knn}}, "inputs": f"l{foreign}", **mark}
+        return make_run(name, recipe=recipe, seed=seed, evaluation=evaluation, probe=probe)
+
+    own, other = measured("own", 90.0), measured("other", 10.0, foreign="labels", seed=1)
+    answer = vje("compare", own, other, "--out", tmp_path / "c")
+    (group,) = groups_of(tmp_path).values()
+    assert [group["values"][name]["mean"] for name in ("k-NN z", "rank of z", "probe z")] == [90.0, 9.0, 90.0]
+    assert [group["values"][name]["runs"] for name in ("k-NN z", "rank of z", "probe z")] == [1, 1, 1]
+    assert f"left out: k-NN z, rank of z, probe z of {other}, on other images or labels" in answer.out
+    third = measured("third", 30.0, foreign="labels", seed=2)
+    assert "left out" not in vje("compare", other, third, "--out", tmp_path / "c").out
+    (group,) = groups_of(tmp_path).values()
+    assert group["values"]["k-NN z"]["mean"] == 20.0

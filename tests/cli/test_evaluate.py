@@ -71,6 +71,28 @@ def test_accuracies_with_another_k_are_kept(vje, run, tmp_path):
     assert json.loads(kept.read_text())["knn"]["k"] == 5
 
 
+@pytest.mark.parametrize("what", ["images", "labels"])
+def test_what_was_measured_on_other_images_or_labels_is_kept_apart(vje, trained, mine, tmp_path, what):
+    data = dict(np.load(trained[1]))
+    vje("evaluate", mine, "--device", "cpu")
+    own = (mine / "evaluation.json").read_text()
+    assert "foreign" not in json.loads(own)
+    data |= (
+        {"test_images": 255 - data["test_images"]} if what == "images" else {"test_labels": data["test_labels"][::-1]}
+    )
+    np.savez(tmp_path / "others.npz", **data)
+    with pytest.warns(
+        UserWarning, match="the images of .* those of training|the labels of .* are not those of training"
+    ):
+        answer = vje("evaluate", mine, "--device", "cpu", "--data", tmp_path / "others.npz")
+    (kept,) = (mine / "evaluation-earlier").glob("*/evaluation.json")
+    assert answer.status == 0 and f"What was measured before, on other {what}, is in {kept.parent} now." in answer.out
+    assert kept.read_text() == own and json.loads((mine / "evaluation.json").read_text())["foreign"] == what
+    np.savez(trained[1].with_name("again.npz"), **dict(np.load(trained[1])))
+    vje("evaluate", mine, "--device", "cpu", "--data", trained[1].with_name("again.npz"))  # the own ones, elsewhere
+    assert "foreign" not in json.loads((mine / "evaluation.json").read_text())
+
+
 def test_a_collapsed_encoder_is_told(vje, run):
     assert "collapsed" not in vje("evaluate", run, "--device", "cpu").err
     model = package.load(run)

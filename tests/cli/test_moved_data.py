@@ -1,6 +1,7 @@
 """Runs whose images have moved, or of which some are gone: nothing is measured on others in silence."""
 
 import json
+import os
 import shutil
 import warnings
 
@@ -167,6 +168,14 @@ def test_not_resumed_on_other_images(vje, mine, stopped):
     assert not (mine / "run/model.safetensors").exists()
     (mine / "others").rename(mine / "pictures")
     assert vje("train", "--resume", "run").status == 0  # what was refused left no trace
+    assert (mine / "run/model.safetensors").read_bytes() == stopped
+
+
+def test_resumed_with_other_held_out_images_is_told(vje, mine, stopped):
+    name = json.loads((mine / "run/data.json").read_text())["held_out"][0]
+    os.utime(mine / "pictures" / name, (0, 0))
+    with pytest.warns(UserWarning, match="the images of pictures do not seem to be those of training"):
+        assert vje("train", "--resume", "run").status == 0
     assert (mine / "run/model.safetensors").read_bytes() == stopped
 
 

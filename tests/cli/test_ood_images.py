@@ -259,6 +259,18 @@ def test_earlier_results_on_the_folder_one_is_in_have_a_name(earlier, capsys):
     assert place.name.startswith("images-") and f"(. against x) are in {place} now" in capsys.readouterr().out
 
 
+def test_earlier_scores_that_were_not_asked_for_again_are_kept(earlier, capsys):
+    prints = {"id": "1", "x": "2"}
+    folder, now = earlier(images=prints, weights="w"), {"images": prints, "weights": "w", "scores": {"ps_nll": {}}}
+    keep_earlier(folder, now | {"weights": "others"})  # of a model that is no more
+    keep_earlier(folder, now | {"scores": {"ps_nll": {}, "knn": {}, "vim": {}}})
+    assert not (folder.path / "ood-earlier").exists()
+    keep_earlier(folder, now)
+    (place,) = (folder.path / "ood-earlier").iterdir()
+    assert f"Earlier results with 1 more scores are in {place} now." in capsys.readouterr().out
+    assert {file.name for file in place.iterdir()} >= {"ood.json", "ood-roc.png"}
+
+
 def test_a_result_is_the_last_to_be_moved_away(earlier, monkeypatch):
     folder, replace_file = earlier(images={"id": "1", "x": "2"}), Path.replace
 
@@ -303,11 +315,13 @@ def test_figures_are_of_the_scores_that_stand_for_a_method(earlier, monkeypatch,
     assert kept.items() >= curves.items() and kept["density"] == main and kept["titles"].keys() == set(scores)
 
 
-def test_a_damaged_result_is_named_before_anything_is_measured(vje, run, sets):
+def test_a_damaged_result_is_put_aside(vje, run, sets):
     (run / "ood.json").write_text("{")
-    answer = vje("ood", run, "--id", sets("inbox", seed=8), "--ood", f"x={sets('x')}", "--device", "cpu")
-    assert answer.status == 2 and f"{run / 'ood.json'} is damaged" in answer.err
-    assert not (run / "cache").exists()
+    with pytest.warns(UserWarning, match=r"ood\.json is damaged: .* and made anew"):
+        answer = vje("ood", run, "--id", sets("inbox", seed=8), "--ood", f"x={sets('x')}", "--no-detectors")
+    assert answer.status == 0 and result(run)["counts"] == {"id": 15, "x": 15}
+    (kept,) = (run / "ood-earlier").glob("damaged-*/ood.json")
+    assert kept.read_text() == "{"
 
 
 def test_an_option_may_be_repeated(vje, run, sets):

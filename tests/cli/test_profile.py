@@ -98,3 +98,10 @@ def test_help_is_quick(cli_env):
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env=cli_env(), check=True)
     assert "--encoder" in done.stdout
     assert done.stdout.strip().endswith("False")
+
+
+@pytest.mark.parametrize(("size", "classes"), [(32, 10), (224, 1000)])
+def test_a_classifier_has_the_classes_of_the_data_at_that_size(vje, size, classes):
+    answer = vje("profile", "supervised", "--encoder", "resnet50", "--size", size, "--batch", 2, "--json")
+    (row,) = json.loads(answer.out)
+    assert row["head_params_m"] == round((2048 + 1) * classes / 1e6, 1)

@@ -53,14 +53,17 @@ def run(arguments: list[str]) -> int:
 
 
 def _keep_earlier(folder: RunFolder, now: dict[str, Any]) -> None:
-    """Put an earlier result aside that has k-NN accuracies which the new one has not."""
+    """Put an earlier result aside whose k-NN accuracies the new one has not, or that is on other images or labels."""
     before: dict[str, Any] = {}
     with suppress(UserError, OSError):  # there is none, or it is damaged
         before = folder.read("evaluation")
     k, new = (found.get("knn", {}).get("k") for found in (before, now))
-    if k is not None and k != new:
-        place = folder.set_aside("evaluation.json", now["data"]["name"], before)
-        print(f"What was measured before, with k = {k}, is in {place} now.")
+    inputs = before.get("inputs", {}) if before.get("weights") == now["weights"] else {}
+    others = [what for what, value in inputs.items() if value not in (None, now["inputs"][what])]
+    how = f"with k = {k}" if k is not None and k != new else f"on other {others[0]}" if others else ""
+    if how:
+        place = folder.set_aside("evaluation.json", before["data"]["name"], before)
+        print(f"What was measured before, {how}, is in {place} now.")
 
 
 def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[str, Any]:
@@ -88,9 +91,9 @@ def evaluate_run(folder: RunFolder, config: Config, options: Options) -> dict[st
     result["data"] = {"name": config.data.data, "test_images": len(splits.test), "seed": config.run.seed}
     result |= {"epochs": config.optimizer.epochs, "finished": folder.model_file.exists()}
     result |= {"method": model.name(), "weights": weights_fingerprint(model)[:16]}
+    result["inputs"] = {"images": splits.test.fingerprint(), "labels": splits.inputs() if labelled else None}
     unreadable = sum(len(features.failures) for features in found.values())
-    counts = {"unreadable": unreadable, "lacking": splits.missing}
-    return result | {name: count for name, count in counts.items() if count}
+    return result | splits.reservations() | ({"unreadable": unreadable} if unreadable else {})
 
 
 def print_table(result: dict[str, Any]) -> None:

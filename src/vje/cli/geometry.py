@@ -82,7 +82,7 @@ def run(arguments: list[str]) -> int:
     result["training"] = training_curves(folder.metrics())
     result |= {"data": config.data.data, "seed": config.run.seed, "epochs": config.optimizer.epochs}
     result |= {"finished": folder.model_file.exists(), "weights": weights_fingerprint(model)[:16]}
-    result |= {"lacking": splits.missing} if splits.missing else {}
+    result |= splits.reservations()
     folder.write("geometry", result | {"environment": environment(device)})
     _print(result)
     print(_end_of_training(folder, result["training"]))

@@ -120,18 +120,24 @@ def _confirmed(folder: RunFolder, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
-    """Move results on other images than those of ``now``, with their figures, out of the way of new ones.
+    """Move results that are not in ``now``, with their figures, out of the way of new ones.
 
-    Their folder goes by the images, so that a later measurement of the same ones takes their place.
+    These are those on other images, and scores of the same model that were asked for then and are not now. Their folder
+    goes by the images and what was asked, so that a later measurement of the same takes their place.
     """
-    found = folder.find("ood")
-    if not found or found.get("images") == now["images"]:
+    if not (found := folder.find("ood")):
+        return
+    same_images = found.get("images") == now["images"]
+    lost = sorted(found["scores"].keys() - now["scores"].keys()) if same_images else []
+    if same_images and (not lost or found.get("weights") != now["weights"]):
         return
     images = found.get("images", found["counts"])  # which the first versions had alone
+    key = [images, lost] if same_images else images
     figures = [f"ood-{name.replace('_', '-')}.png" for name in ("roc", *found["scores"])]
-    place = folder.set_aside("ood.json", found["data"], images, [*figures, "ood-curves.json"])
+    place = folder.set_aside("ood.json", found["data"], key, [*figures, "ood-curves.json"])
     sets = ", ".join(name for name in found["counts"] if name != "id")
-    print(f"Earlier results on other images ({found['data']} against {sets}) are in {place} now.")
+    what = f"with {len(lost)} more scores" if same_images else f"on other images ({found['data']} against {sets})"
+    print(f"Earlier results {what} are in {place} now.")
 
 
 def _inputs(options: "Options", sets: Sets) -> str:
@@ -141,7 +147,7 @@ def _inputs(options: "Options", sets: Sets) -> str:
 
 def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any] | None:
     """The result in the run folder, if this very code made it of the same weights, images and options."""
-    found = folder.find("ood")  # also where a figure is missing: a damaged file is told before hours of work
+    found = folder.find_whole("ood")  # also where a figure is missing: a damaged file is told before hours of work
     if not all((folder.path / name).exists() for name in ("ood-curves.json", "ood-roc.png")):
         return None
     if any(found.get(name) != used[name] for name in ("inputs", "weights")):

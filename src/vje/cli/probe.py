@@ -1,7 +1,6 @@
 """``vje probe RUN``: a linear classifier on frozen features, as a table and as ``probe.json``."""
 
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +85,7 @@ def run(arguments: list[str]) -> int:
 
     config = run_config(folder, options.data, options.data_dir, options.labels)
     check_data(config.data.data, config.data.data_dir)
-    folder.find("probe")  # a damaged file is told before hours of work
+    folder.find_whole("probe")
     result = probe_run(folder, config, options)
     print_table(result)
     together, note = with_earlier(result, earlier := folder.find("probe"))
@@ -158,13 +157,13 @@ def probe_run(folder: RunFolder, config: Config, options: Options) -> dict[str, 
     return {
         "data": config.data.data,
         "spaces": {name: asdict(result) for name, result in found.items()},
-        "inputs": _inputs(splits),
+        "inputs": splits.inputs(),
         "images": images,
         "classes": len(training.labels.unique()),
         **_protocol(options, training.batches.batch, augment, rates),
         **_origin(model),
         "finished": folder.model_file.exists(),
-        **({"lacking": splits.missing} if splits.missing else {}),
+        **splits.reservations(),
     }
 
 
@@ -181,15 +180,6 @@ def _protocol(options: Options, batch: int, augment: bool, rates: list[float]) -
         "held_out": options.held_out,
         "rates": rates,
     }
-
-
-def _inputs(splits: Splits) -> str:
-    """Identifies the images and their labels."""
-    digest = blake2b(digest_size=8)
-    for source in (splits.bank, splits.test):
-        assert source.labels is not None
-        digest.update(source.fingerprint().encode() + source.labels.astype("<i8").tobytes())
-    return digest.hexdigest()
 
 
 def _origin(model: "Method") -> dict[str, Any]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 METHODS = ("vje", "vje-ema", "simsiam", "byol", "vicreg")
 EMA = "-ema"
 REFERENCE = "simsiam"
-CLASSES = 1000
 LARGE = 96
 """Images of this size and more have the heads of the ImageNet recipes, smaller ones those of CIFAR."""
 COLUMNS = {
@@ -110,12 +109,17 @@ def method_config(name: str, options: Options) -> Config:
     return replace(config, data=data, encoder=replace(config.encoder, encoder=options.encoder, small_images=small))
 
 
+def _classes(options: Options) -> int:
+    """Those of the data sets whose recipes serve images of that size: ImageNet and CIFAR-10."""
+    return 1000 if options.size >= LARGE else 10
+
+
 def _build(name: str, options: Options) -> Any:
     from vje.build import build_method
     from vje.preprocessing import Preprocessing
 
     prepare = Preprocessing(options.size, options.size, 3, [0.5] * 3, [0.25] * 3)
-    return build_method(method_config(name, options), prepare, CLASSES)
+    return build_method(method_config(name, options), prepare, _classes(options))
 
 
 def count_row(name: str, options: Options) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def measure(methods: list[str], options: Options, device: "torch.device") -> "di
         views = [torch.randn(shape, device=device).contiguous(memory_format=torch.channels_last) for _ in range(2)]
         for name in dict.fromkeys([*methods, REFERENCE]):
             model = _build(name, options).to(device, memory_format=torch.channels_last)
-            steps[name] = TimedStep(model, views, CLASSES, autocast)
+            steps[name] = TimedStep(model, views, _classes(options), autocast)
         with counting("windows") as report:
             return race(steps, REFERENCE, options.windows, options.steps, min(3, options.steps), report)
     except torch.OutOfMemoryError:

@@ -28,6 +28,19 @@ class Splits:
     # images of ``test`` that were held out of the one set there is; ``None`` if the set has a split
     held_out_names: list[str] | None = None
     missing: int = 0  # how many images of the run no longer exist
+    foreign: str = ""  # what is not as in training: "images", "labels", or nothing as far as can be told
+
+    def inputs(self) -> str:
+        """Identifies the images that are evaluated and those that they are compared with, and the labels of both."""
+        digest = blake2b(digest_size=8)
+        for source in (self.bank, self.test):
+            labels = b"" if source.labels is None else source.labels.astype("<i8").tobytes()
+            digest.update(source.fingerprint().encode() + labels)
+        return digest.hexdigest()
+
+    def reservations(self) -> dict[str, int | str]:
+        """What results on these images have to say of them, where they are not all of the run's, or others."""
+        return {name: x for name, x in (("lacking", self.missing), ("foreign", self.foreign)) if x}
 
 
 def prepare_splits(raw: RawSplits, seed: int, held_out: float = 0.1) -> Splits:

@@ -17,6 +17,8 @@ def unusual(folder: RunFolder, file: str) -> str:
         return ""
     if found.get("lacking"):
         return f"{found['lacking']:,} of the run's images missing"
+    if found.get("foreign"):
+        return f"{found['foreign']} that are not those of training"
     if file not in ("evaluation", "probe"):
         return ""
     differing = _evaluation(found) if file == "evaluation" else _probe(found, int(folder.find("model").get("dim", 0)))

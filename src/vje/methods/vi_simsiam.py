@@ -150,7 +150,7 @@ class VISimSiam(Method):
         layers: Linear layers of the projector (2 on CIFAR, 3 on ImageNet).
         bottleneck: Width of the hidden layer of the predictor, and of a head like it.
         kappa_from: The concentration is predicted from the "projection" by a head like the predictor, or from the
-            "embedding" by a linear layer, or more with ``kappa_hidden``.
+            "embedding" by a linear layer.
         kappa_hidden: Width of a hidden layer between the embedding and the concentration; 0 for none.
         kappa_gradient: Share of the concentration's gradient that goes on into the embedding, from 0 to 1, where it is
             predicted from that.

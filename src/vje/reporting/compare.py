@@ -16,6 +16,8 @@ from vje.reporting.records import is_number, read_epochs, read_failure
 from vje.runs import COMMANDS, Damaged, RunFolder, distinct, repeated_seeds
 
 MARK = "*"
+OWN = "own"
+"""Stands for the images that a run was trained with, and their labels."""
 DIVERGED = "\u2020"
 """A dagger."""
 
@@ -34,7 +36,7 @@ class Run:
     done: int | None = None  # epochs it has trained; None for all
     unfinished: frozenset[str] = frozenset()  # columns whose values are not those of the trained model
     notes: tuple[str, ...] = ()  # results that were left out, and why
-    # what identifies the images of columns on sets of someone's own, by column
+    # what identifies the images of columns that may be of any, by column; OWN for the run's own
     images: Mapping[str, str] = field(default_factory=dict)
     benchmark: Mapping[str, Images] = field(default_factory=dict)  # the images of columns of a benchmark, by column
     apart: tuple[str, ...] = ()  # columns that were left out, as another run's are of other images
@@ -127,9 +129,9 @@ def apart_notes(runs: Iterable[Run]) -> list[str]:
     files: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         if run.apart:
-            files.setdefault(run.apart, []).append(str(run.folder.path / "ood.json"))
+            files.setdefault(run.apart, []).append(str(run.folder.path))
     return [
-        f"left out: {', '.join(columns)} of {', '.join(found)}, on other images than another run's"
+        f"left out: {', '.join(columns)} of {', '.join(found)}, on other images or labels than another run's"
         for columns, found in files.items()
     ]
 
@@ -137,7 +139,8 @@ def apart_notes(runs: Iterable[Run]) -> list[str]:
 def read_runs(folders: Iterable[RunFolder]) -> list[Run]:
     """Collect what run folders have; one that is given twice counts once.
 
-    Results on sets of someone's own are left out where the same names stand for other images in another run.
+    Results on sets of someone's own are left out where the same names stand for other images in another run, as are
+    those on other images or labels than the run's own, where another run has its own, or others still.
     """
     runs = [read_run(folder) for folder in distinct(folders)]
     seen: dict[str, set[str]] = {}
@@ -145,7 +148,7 @@ def read_runs(folders: Iterable[RunFolder]) -> list[Run]:
         for column, images in run.images.items():
             seen.setdefault(column, set()).add(images)
     apart = {column for column, images in seen.items() if len(images) > 1}
-    return [_without(run, [column for column in run.images if column in apart]) for run in runs]
+    return [_without(run, [name for name, x in run.images.items() if name in apart and x != OWN]) for run in runs]
 
 
 def read_run(folder: RunFolder) -> Run:
@@ -156,11 +159,13 @@ def read_run(folder: RunFolder) -> Run:
     results, notes = _results(folder)
     values: dict[str, float] = {}
     unfinished: set[str] = set()
+    images: dict[str, str] = {}
     for name, found in results.items():
         columns = {
             title: value for title, value in _COLUMNS[name](found | {"method": config.method}) if is_number(value)
         }
         values |= columns
+        images |= dict.fromkeys(columns, str(found["inputs"]) if found.get("foreign") else OWN) if name != "ood" else {}
         unfinished |= set() if whole and found.get("finished", True) else columns.keys()
     knn = [r for r in records if is_number(r.get("knn", {}).get("z"))]
     last = {f"k-NN {space}": x for space, x in knn[-1]["knn"].items() if is_number(x)} if knn else {}
@@ -178,7 +183,7 @@ def read_run(folder: RunFolder) -> Run:
         done=None if whole else done,
         unfinished=frozenset(unfinished),
         notes=tuple(notes),
-        images=own_images(ood, unknown=str(folder.path)),
+        images=images | own_images(ood, unknown=str(folder.path)),
         benchmark={name: images for name, images in benchmark_images(ood).items() if name in values},
         diverged=None if whole else failure.get("step"),
     )
