@@ -154,7 +154,7 @@ def test_a_set_needs_a_name_and_a_path(word):
         named_sets([word])
 
 
-@pytest.mark.parametrize("name", ["id", "bank", "tuning", "noise"])
+@pytest.mark.parametrize("name", ["id", "bank", "tuning", "avg", "noise"])
 def test_names_that_are_taken(name):
     with pytest.raises(UserError, match=f"--ood {name}=x: the name {name} is taken"):
         named_sets(["noise=x", f"{name}=x"])

@@ -83,6 +83,15 @@ def test_images_are_scored_by_what_the_method_has_or_it_says_what_to_do(model):
     assert all(torch.equal(found[key], own[key]) and found[key].shape == (BATCH,) for key in own)
 
 
+def test_a_posterior_is_given_or_it_says_whose_it_is(model, name):
+    images = inputs(model.eval())[0][0]
+    if name == "vje":
+        assert model.posterior(images).mean.shape == model.embed(images).shape
+    else:
+        with pytest.raises(TypeError, match=f"posterior is for models trained with VJE; {type(model).__name__} has"):
+            model.posterior(images)
+
+
 def test_floats_of_any_precision_are_the_same_images(model):
     model.eval()
     images = inputs(model)[0][0].half()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FEW = 50
 """In-distribution images from which on nothing is said of their number."""
-RESERVED = ("id", "bank", "tuning")
+RESERVED = ("id", "bank", "tuning", "near", "far", "avg")
 """Names that sets of one's own cannot have."""
 
 

@@ -4,7 +4,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from vje.networks.encoders import Encoder, build_encoder
 from vje.preprocessing import Preprocessing
 from vje.random import Draws, Stream
 from vje.warn import warn
+
+if TYPE_CHECKING:
+    from vje.posterior import DiagonalGaussian
 
 RAW_PIXELS = (
     "float images are taken to be normalised already, and these have no value below 0, as if they were pixels: give "
@@ -160,6 +163,10 @@ class Method(nn.Module, ABC):
                 which is sent through it here, by way of the CPU if they are of another size than the model's.
         """
         return at_least_float32(self.encoder(self._prepared(images)))
+
+    def posterior(self, images: Tensor | NDArray[Any]) -> "DiagonalGaussian":
+        """The posterior of each image, of models that were trained with VJE; ``images`` as for :meth:`embed`."""
+        raise TypeError(f"posterior is for models trained with VJE; {type(self).__name__} has embed, for z alone")
 
     @torch.no_grad()
     def score(self, images: Tensor | NDArray[Any]) -> dict[str, Tensor]:
