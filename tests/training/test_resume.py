@@ -454,6 +454,7 @@ def test_files_that_are_read_otherwise_than_the_run_began_are_refused(small_conf
         build()
 
 
+@pytest.mark.filterwarnings("ignore:the labels of .* are not those of training")
 @pytest.mark.parametrize(("method", "status"), [("supervised", 2), ("simsiam", 0)])
 def test_other_labels_than_the_run_began_with_are_refused_where_they_are_learned_from(
     make_npz, tmp_path, capsys, method, status

@@ -147,7 +147,7 @@ def _inputs(options: "Options", sets: Sets) -> str:
 
 def _measured_already(folder: RunFolder, used: dict[str, Any]) -> dict[str, Any] | None:
     """The result in the run folder, if this very code made it of the same weights, images and options."""
-    found = folder.find_whole("ood")  # also where a figure is missing: a damaged file is told before hours of work
+    found = folder.find_whole("ood")  # also where a figure is missing: a damaged file goes before hours of work
     if not all((folder.path / name).exists() for name in ("ood-curves.json", "ood-roc.png")):
         return None
     if any(found.get(name) != used[name] for name in ("inputs", "weights")):
