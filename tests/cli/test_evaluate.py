@@ -12,6 +12,8 @@ import torch
 import vje as package
 from vje.evaluation import evaluate as evaluation
 from vje.evaluation import features
+from vje.experiments.usual import unusual
+from vje.runs import RunFolder
 
 
 @pytest.fixture
@@ -88,9 +90,11 @@ def test_what_was_measured_on_other_images_or_labels_is_kept_apart(vje, trained,
     (kept,) = (mine / "evaluation-earlier").glob("*/evaluation.json")
     assert answer.status == 0 and f"What was measured before, on other {what}, is in {kept.parent} now." in answer.out
     assert kept.read_text() == own and json.loads((mine / "evaluation.json").read_text())["foreign"] == what
-    np.savez(trained[1].with_name("again.npz"), **dict(np.load(trained[1])))
-    vje("evaluate", mine, "--device", "cpu", "--data", trained[1].with_name("again.npz"))  # the own ones, elsewhere
+    assert unusual(RunFolder(mine), "evaluation") == f"{what} that are not those of training"
+    shutil.copy(trained[1], tmp_path / "again.npz")
+    vje("evaluate", mine, "--device", "cpu", "--data", tmp_path / "again.npz")  # the own ones, elsewhere
     assert "foreign" not in json.loads((mine / "evaluation.json").read_text())
+    assert not unusual(RunFolder(mine), "evaluation")
 
 
 def test_a_collapsed_encoder_is_told(vje, run):

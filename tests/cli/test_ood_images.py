@@ -267,7 +267,7 @@ def test_earlier_scores_that_were_not_asked_for_again_are_kept(earlier, capsys):
     assert not (folder.path / "ood-earlier").exists()
     keep_earlier(folder, now)
     (place,) = (folder.path / "ood-earlier").iterdir()
-    assert f"Earlier results with 1 more scores are in {place} now." in capsys.readouterr().out
+    assert f"Earlier results with scores that these lack (1) are in {place} now." in capsys.readouterr().out
     assert {file.name for file in place.iterdir()} >= {"ood.json", "ood-roc.png"}
 
 

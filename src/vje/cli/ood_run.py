@@ -136,7 +136,11 @@ def keep_earlier(folder: RunFolder, now: Mapping[str, Any]) -> None:
     figures = [f"ood-{name.replace('_', '-')}.png" for name in ("roc", *found["scores"])]
     place = folder.set_aside("ood.json", found["data"], key, [*figures, "ood-curves.json"])
     sets = ", ".join(name for name in found["counts"] if name != "id")
-    what = f"with {len(lost)} more scores" if same_images else f"on other images ({found['data']} against {sets})"
+    what = (
+        f"with scores that these lack ({len(lost)})"
+        if same_images
+        else f"on other images ({found['data']} against {sets})"
+    )
     print(f"Earlier results {what} are in {place} now.")
 
 
